@@ -1,0 +1,94 @@
+"""Checks of tensor arguments: named axes bound across arguments, one error grammar, all faults listed together.
+
+    slot_mapping: expected int64 [num_tokens=512], got int32 [512]; call slot_mapping.long()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.int64` -> `int64`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Contract:
+    """Collects the faults of one call. Axes are bound by the first tensor that names them."""
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.axes: dict[str, int] = {}
+        self.faults: list[str] = []
+
+    def fault(self, name: str, expected: str, got: str, remedy: str) -> None:
+        """Adds `name: expected ..., got ...; remedy`."""
+        self.faults.append(f"{name}: expected {expected}, got {got}; {remedy}")
+
+    def bind(self, axis: str, size: int) -> None:
+        """Binds an axis to a size that later tensors must have."""
+        self.axes.setdefault(axis, size)
+
+    def tensor(
+        self,
+        name: str,
+        value: torch.Tensor,
+        axes: str,
+        dtypes: Sequence[torch.dtype],
+        remedy: str,
+        *,
+        device: torch.device | None = None,
+        unit_stride: bool = True,
+    ) -> bool:
+        """Checks dtype, rank, named axes ("num_reqs+1" is arithmetic on a bound axis), device and the last stride."""
+        names = axes.split()
+        ok = value.dtype in dtypes and value.dim() == len(names)
+        if ok:
+            for axis, size in zip(names, value.shape, strict=True):
+                base, _, plus = axis.partition("+")
+                extra = int(plus) if plus else 0
+                if base not in self.axes:
+                    self.axes[base] = size - extra
+                elif self.axes[base] + extra != size:
+                    ok = False
+        if not ok:
+            got = f"{dtype_name(value.dtype)} {list(value.shape)}"
+            self.fault(name, f"{self._dtypes(dtypes)} {self._shape(names)}", got, remedy)
+            return False
+        if device is not None and value.device != device:
+            self.fault(name, f"device {device}", str(value.device), f"call {name}.to({str(device)!r})")
+            return False
+        if unit_stride and value.shape[-1] > 1 and value.stride(-1) != 1:
+            self.fault(name, "stride 1 in the last axis", str(value.stride(-1)), f"call {name}.contiguous()")
+            return False
+        return True
+
+    def require(self, condition: bool, name: str, expected: str, got: str, remedy: str) -> bool:
+        """A fault of an argument unless `condition` holds."""
+        if not condition:
+            self.fault(name, expected, got, remedy)
+        return condition
+
+    def finish(self) -> None:
+        """Raises one ArgumentError that lists every fault."""
+        if self.faults:
+            raise ArgumentError(self.function, self.faults)
+
+    def _dtypes(self, dtypes: Sequence[torch.dtype]) -> str:
+        return "|".join(dtype_name(d) for d in dtypes)
+
+    def _shape(self, names: Sequence[str]) -> str:
+        def one(axis: str) -> str:
+            base, _, plus = axis.partition("+")
+            if base not in self.axes:
+                return axis
+            return f"{axis}={self.axes[base] + (int(plus) if plus else 0)}"
+
+        return "[" + ", ".join(one(axis) for axis in names) + "]"

@@ -1,0 +1,133 @@
+"""The plain-torch twin of every op: what CPU tensors run, and in float64 the oracle that kernels are judged by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from .tuning import MAX_SEQ_LEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class _Row(NamedTuple):
+    """One query token: its index, and the keys and values [visible, num_kv_heads, head_dim] that it sees."""
+
+    token: int
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def gather_kv(cache: torch.Tensor, block_table_row: torch.Tensor, length: int) -> torch.Tensor:
+    """The first `length` rows of one request, [length, num_kv_heads, head_dim], from an NHD cache.
+
+    `cache` [num_pages, page_size, num_kv_heads, head_dim], any strides; `block_table_row` int32 [max_pages]. Rows of a page
+    id outside the pool are NaN. Syncs the host where the table is on a device.
+    """
+    num_pages, page_size = cache.shape[:2]
+    rows = cache.new_zeros((length, *cache.shape[2:]))
+    for col in range((length + page_size - 1) // page_size):
+        begin, end = col * page_size, min((col + 1) * page_size, length)
+        page_idx = int(block_table_row[col])
+        if 0 <= page_idx < num_pages:
+            rows[begin:end] = cache[page_idx, : end - begin]
+        else:
+            rows[begin:end] = float("nan")
+    return rows
+
+
+def verify_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    kv_layout: str = "NHD",
+    out: torch.Tensor | None = None,
+    compute_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Twin of `bigpool.verify_attention`: same arguments, same meaning, no input changed; syncs the host.
+
+    `compute_dtype` float64 makes it the oracle: the output is then float64 too. Returns (out, lse).
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    if out is None:
+        out = torch.zeros_like(q, dtype=torch.float64 if compute_dtype == torch.float64 else q.dtype)
+    lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.promote_types(torch.float32, compute_dtype), device=q.device)
+    for row in _visible_rows(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, kv_layout):
+        if not len(row.k):
+            out[row.token] = 0
+            continue
+        num_kv_heads = row.k.shape[1]
+        heads = q[row.token].to(compute_dtype).view(num_kv_heads, -1, q.shape[-1])
+        scores = torch.einsum("hgd,nhd->hgn", heads, row.k.to(compute_dtype)) * scale
+        weights = torch.softmax(scores, -1)
+        out[row.token] = torch.einsum("hgn,nhd->hgd", weights, row.v.to(compute_dtype)).flatten(0, 1).to(out.dtype)
+        lse[row.token] = torch.logsumexp(scores, -1).flatten()
+    return out, lse
+
+
+def verify_attention_baseline(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    kv_layout: str = "NHD",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same-dtype reordered reference of the error rule, (out, lse).
+
+    Keys last to first, probabilities rounded to the cache's dtype before they meet V, sums in fp32: what a right kernel of
+    that dtype may do, in another order. Its distance from the float64 oracle is the measure of a kernel's.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    out = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
+    for row in _visible_rows(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, kv_layout):
+        if not len(row.k):
+            continue
+        num_kv_heads = row.k.shape[1]
+        heads = q[row.token].float().view(num_kv_heads, -1, q.shape[-1])
+        scores = torch.einsum("hgd,nhd->hgn", heads, row.k.float().flip(0)) * scale
+        top = scores.amax(-1, keepdim=True)
+        weights = torch.exp(scores - top)
+        total = weights.sum(-1, keepdim=True)
+        rounded = weights.to(v_cache.dtype).float()
+        sums = torch.einsum("hgn,nhd->hgd", rounded, row.v.float().flip(0))
+        out[row.token] = (sums / total).flatten(0, 1).to(q.dtype)
+        lse[row.token] = (top + torch.log(total)).flatten()
+    return out, lse
+
+
+def _visible_rows(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    kv_layout: str,
+) -> Iterator[_Row]:
+    if kv_layout == "HND":
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    capacity = min(block_table.shape[1] * k_cache.shape[1], MAX_SEQ_LEN)
+    starts = cu_seqlens_q.tolist()
+    table = block_table.cpu()
+    for req, seq_len in enumerate(seq_lens.tolist()):
+        q_len = starts[req + 1] - starts[req]
+        if q_len <= 0:
+            continue
+        length = min(max(seq_len, 0), capacity)
+        k = gather_kv(k_cache, table[req], length)
+        v = gather_kv(v_cache, table[req], length)
+        for i in range(q_len):
+            visible = max(length - q_len + i + 1, 0)
+            yield _Row(starts[req] + i, k[:visible], v[:visible])

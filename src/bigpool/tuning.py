@@ -1,0 +1,132 @@
+"""Launch configurations as frozen values, picked by pure functions of (device properties, shape).
+
+Nothing here touches a device. `bigpool._device.device_props` fills a DeviceProps once per device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_NUM_SPLITS = 128
+MAX_GRID_YZ = 65_535
+# Tiles are counted in int32: a length this far below 2^31 leaves room for the last tile.
+MAX_SEQ_LEN = 2**31 - 2**16
+
+
+@dataclass(frozen=True)
+class DeviceProps:
+    """What a picker may know of a device. `smem_bytes` is the most shared memory that one block can opt in to."""
+
+    name: str
+    num_sms: int
+    smem_bytes: int
+    interpreted: bool = False
+
+
+INTERPRETER = DeviceProps(name="triton interpreter", num_sms=4, smem_bytes=2**30, interpreted=True)
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Tile shape of the verify kernel: `block_m` rows (query token x head), `tile` keys."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    """Everything that shapes one launch. `tiles_per_page` 0: a tile gathers keys from several pages."""
+
+    config: VerifyConfig
+    head_dim_pad: int
+    tiles_per_page: int
+    row_tiles: int
+    num_splits: int
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is >= n, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def verify_smem_bytes(config: VerifyConfig, head_dim_pad: int, itemsize: int) -> int:
+    """Shared memory that a launch needs: K and V tiles of each stage, and the query and score tiles, in bytes."""
+    kv = 2 * config.num_stages * config.tile * head_dim_pad * itemsize
+    return kv + config.block_m * (head_dim_pad + config.tile) * itemsize
+
+
+def config_supports(config: VerifyConfig, props: DeviceProps, head_dim_pad: int, itemsize: int) -> bool:
+    """Whether `config` fits the shared memory of the device."""
+    return verify_smem_bytes(config, head_dim_pad, itemsize) <= props.smem_bytes
+
+
+def pick_verify_config(props: DeviceProps, *, rows: int, head_dim_pad: int, itemsize: int) -> VerifyConfig:
+    """The tile for `rows` = max_seqlen_q * group rows per kv head; shrinks until it fits the device.
+
+    The accumulator takes block_m * head_dim_pad / threads registers a thread: 64 at most, or it spills.
+    """
+    block_m = min(max(next_power_of_2(rows), 16), max(16_384 // head_dim_pad, 16), 128)
+    if props.interpreted:
+        return VerifyConfig(block_m, 256, 1, 1)
+    most_keys = max(16_384 // (head_dim_pad * itemsize), 16)
+    if itemsize == 4:
+        # fp32 dots run on the plain cores, with whole operands in registers.
+        block_m, most_keys = 16, min(most_keys, 32)
+    num_warps = 4 if block_m * head_dim_pad <= 4_096 else 8
+    candidates = [
+        VerifyConfig(block_m, tile, num_warps, stages) for tile in (64, 32, 16) if tile <= most_keys for stages in (3, 2, 1)
+    ]
+    return next((c for c in candidates if config_supports(c, props, head_dim_pad, itemsize)), candidates[-1])
+
+
+def pick_tiles_per_page(page_size: int, tile: int) -> int:
+    """Tiles of one page when tiles end at page ends; 0 (gather) when that would waste over a quarter of the lanes."""
+    tiles = cdiv(page_size, tile)
+    return tiles if tiles * tile * 3 <= page_size * 4 else 0
+
+
+def pick_num_splits(props: DeviceProps, *, programs: int, max_tiles: int) -> int:
+    """Splits that fill the device twice over with `programs` = requests x kv heads x row tiles."""
+    wanted = cdiv(2 * props.num_sms, programs) if programs < 2 * props.num_sms else 1
+    return max(1, min(wanted, max_tiles, MAX_NUM_SPLITS))
+
+
+def plan_verify(
+    props: DeviceProps,
+    *,
+    num_reqs: int,
+    max_seqlen_q: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    itemsize: int,
+    page_size: int,
+    max_seq_len: int,
+    num_splits: int | None = None,
+) -> VerifyPlan:
+    """The launch for a shape. Depends on sizes alone, never on values, so a captured graph stays valid."""
+    head_dim_pad = max(next_power_of_2(head_dim), 16)
+    rows = max_seqlen_q * (num_q_heads // num_kv_heads)
+    config = pick_verify_config(props, rows=rows, head_dim_pad=head_dim_pad, itemsize=itemsize)
+    row_tiles = max(cdiv(rows, config.block_m), 1)
+    if num_splits is None:
+        programs = max(num_reqs * num_kv_heads * row_tiles, 1)
+        num_splits = pick_num_splits(props, programs=programs, max_tiles=cdiv(max_seq_len, config.tile))
+    return VerifyPlan(config, head_dim_pad, pick_tiles_per_page(page_size, config.tile), row_tiles, num_splits)
+
+
+PART_EXTRA = 4
+
+
+def scratch_floats(num_tokens: int, num_q_heads: int, head_dim: int, num_splits: int) -> int:
+    """fp32 values of scratch of one launch: per token, head and split a sum, its maximum, its weight, and two unused
+    values that keep rows of 16-byte multiples aligned."""
+    return num_tokens * num_q_heads * num_splits * (head_dim + PART_EXTRA) if num_splits > 1 else 0

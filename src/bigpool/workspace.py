@@ -1,0 +1,111 @@
+"""Scratch for split-KV attention: sized once from stated maxima, its bytes known before it is allocated, never grown."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from ._check import Contract
+from ._device import device_props
+from .errors import WorkspaceError
+from .tuning import PART_EXTRA, plan_verify, scratch_floats
+
+if TYPE_CHECKING:
+    import torch
+
+    from .tuning import DeviceProps
+
+
+def verify_scratch_bytes(
+    props: DeviceProps,
+    *,
+    max_num_reqs: int,
+    max_seqlen_q: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_num_splits: int | None = None,
+) -> int:
+    """Bytes that verify attention can need on a device for any batch within these maxima.
+
+    Fewer requests or shorter queries leave room for more splits, so the largest need is not always at the maxima: every
+    combination is asked. `max_num_splits` states the splits of calls that pass `num_splits` themselves.
+    """
+    most = 0
+    for seqlen_q in range(1, max_seqlen_q + 1):
+        for num_reqs in range(1, max_num_reqs + 1):
+            plan = plan_verify(
+                props, num_reqs=num_reqs, max_seqlen_q=seqlen_q, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
+                head_dim=head_dim, itemsize=2, page_size=1, max_seq_len=2**31,
+            )  # fmt: skip
+            splits = max(plan.num_splits, max_num_splits or 0)
+            most = max(most, scratch_floats(num_reqs * seqlen_q, num_q_heads, head_dim, splits))
+    return 4 * most
+
+
+class Workspace:
+    """Scratch that calls share, one after another on one stream. Two streams need two workspaces.
+
+    `part` is fp32: one-dimensional (each call lays its own shape over it), or [max_tokens, num_q_heads, num_splits,
+    head_dim + 4] with any strides between tokens, heads and splits (each call takes a corner).
+    """
+
+    def __init__(self, part: torch.Tensor) -> None:
+        import torch
+
+        contract = Contract("Workspace")
+        axes = "values" if part.dim() == 1 else "max_tokens num_q_heads num_splits head_dim+4"
+        contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch")
+        contract.finish()
+        self.part = part
+
+    @classmethod
+    def for_verify(
+        cls,
+        *,
+        max_num_reqs: int,
+        max_seqlen_q: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_num_splits: int | None = None,
+        device: torch.device | str = "cuda",
+    ) -> Workspace:
+        """Allocates what `verify_scratch_bytes` says for the device, once. Not initialised; does not sync the host."""
+        import torch
+
+        device = torch.device(device)
+        nbytes = verify_scratch_bytes(
+            device_props(device), max_num_reqs=max_num_reqs, max_seqlen_q=max_seqlen_q, num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_splits=max_num_splits,
+        )  # fmt: skip
+        return cls(torch.empty(nbytes // 4, dtype=torch.float32, device=device))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scratch that calls may use."""
+        return 4 * self.part.numel()
+
+    def carve(self, num_tokens: int, num_q_heads: int, num_splits: int, head_dim: int) -> torch.Tensor:
+        """A view [num_tokens, num_q_heads, num_splits, head_dim + 4]; WorkspaceError says by how much it is short."""
+        return carve(self.part, (num_tokens, num_q_heads, num_splits, head_dim + PART_EXTRA))
+
+
+def carve(part: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """A view of `shape` of scratch, see Workspace."""
+    asked = "{} query tokens x {} heads x {} splits".format(*shape)
+    if part.dim() == 1:
+        need = 4 * prod(shape)
+        held = 4 * part.numel()
+        if need > held:
+            raise WorkspaceError(
+                f"workspace: expected {need:,} bytes for {asked}, got {held:,}, {need - held:,} too few; "
+                "state larger maxima in Workspace.for_verify, or pass a smaller num_splits"
+            )
+        return part[: need // 4].view(shape)
+    if any(need > limit for need, limit in zip(shape, part.shape, strict=True)):
+        raise WorkspaceError(
+            f"workspace: expected room for {list(shape)}, got {list(part.shape)}; pass larger scratch, or a smaller num_splits"
+        )
+    tokens, heads, splits, width = shape
+    return part[:tokens, :heads, :splits, :width]
