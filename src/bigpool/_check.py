@@ -1,6 +1,6 @@
 """Checks of tensor arguments: named axes bound across arguments, one error grammar, all faults listed together.
 
-    slot_mapping: expected int64 [num_tokens=512], got int32 [512]; call slot_mapping.long()
+slot_mapping: expected int64 [num_tokens=512], got int32 [512]; call slot_mapping.long()
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Contract:
     def finish(self) -> None:
         """Raises one ArgumentError that lists every fault."""
         if self.faults:
-            raise ArgumentError(self.function, self.faults)
+            raise ArgumentError(self.function, *self.faults)
 
     def _dtypes(self, dtypes: Sequence[torch.dtype]) -> str:
         return "|".join(dtype_name(d) for d in dtypes)

@@ -23,6 +23,7 @@ def device_props(device: torch.device) -> DeviceProps:
 @cache
 def _cuda_props(index: int) -> DeviceProps:
     import torch
+    from triton.runtime import driver
 
-    props = torch.cuda.get_device_properties(index)
-    return DeviceProps(props.name, props.multi_processor_count, props.shared_memory_per_block_optin)
+    limits = driver.active.utils.get_device_properties(index)
+    return DeviceProps(torch.cuda.get_device_name(index), limits["multiprocessor_count"], limits["max_shared_mem"])

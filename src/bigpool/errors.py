@@ -10,16 +10,23 @@ class BigpoolError(Exception):
 
 
 class ArgumentError(BigpoolError, ValueError):
-    """One or more arguments break the contract of a function; `faults` holds a line for each."""
+    """One or more arguments break the contract of a function: `ArgumentError(function, fault, ...)`, a line for each.
 
-    def __init__(self, function: str, faults: Sequence[str]) -> None:
-        self.function = function
-        self.faults = tuple(faults)
+    Built from its arguments alone, without an `__init__`, so that torch.compile can report it too.
+    """
+
+    @property
+    def function(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(map(str, self.args[1:]))
+
+    def __str__(self) -> str:
         if len(self.faults) == 1:
-            text = f"{function}: {self.faults[0]}"
-        else:
-            text = f"{function}: {len(self.faults)} faults\n" + "\n".join(f"  {fault}" for fault in self.faults)
-        super().__init__(text)
+            return f"{self.function}: {self.faults[0]}"
+        return f"{self.function}: {len(self.faults)} faults\n" + "\n".join(f"  {fault}" for fault in self.faults)
 
 
 class WorkspaceError(BigpoolError, ValueError):

@@ -120,6 +120,7 @@ def plan_verify(
     if num_splits is None:
         programs = max(num_reqs * num_kv_heads * row_tiles, 1)
         num_splits = pick_num_splits(props, programs=programs, max_tiles=cdiv(max_seq_len, config.tile))
+    num_splits = max(min(num_splits, MAX_GRID_YZ // row_tiles), 1)
     return VerifyPlan(config, head_dim_pad, pick_tiles_per_page(page_size, config.tile), row_tiles, num_splits)
 
 

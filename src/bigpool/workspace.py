@@ -47,7 +47,8 @@ class Workspace:
     """Scratch that calls share, one after another on one stream. Two streams need two workspaces.
 
     `part` is fp32: one-dimensional (each call lays its own shape over it), or [max_tokens, num_q_heads, num_splits,
-    head_dim + 4] with any strides between tokens, heads and splits (each call takes a corner).
+    head_dim + 4] with any strides between tokens, heads and splits (each call takes a corner; one token and head spans
+    fewer than 2^31 elements).
     """
 
     def __init__(self, part: torch.Tensor) -> None:
@@ -55,7 +56,10 @@ class Workspace:
 
         contract = Contract("Workspace")
         axes = "values" if part.dim() == 1 else "max_tokens num_q_heads num_splits head_dim+4"
-        contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch")
+        ok = contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch")
+        if ok and part.dim() == 4:
+            span = part.shape[2] * part.stride(2)
+            contract.require(span < 2**31, "part", "the splits of one token and head within 2^31 elements", f"{span:,}", "move them closer")
         contract.finish()
         self.part = part
 

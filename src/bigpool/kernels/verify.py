@@ -13,7 +13,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _tile_positions(tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr, TILES_PER_PAGE: tl.constexpr):
+def _tile_positions(
+    tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr, TILES_PER_PAGE: tl.constexpr
+):
     """Page ids, slots, positions, which lanes hold a key, and which of those have a page of the pool."""
     offs_n = tl.arange(0, TILE)
     if TILES_PER_PAGE == 0:
@@ -124,13 +126,15 @@ def verify_partial_kernel(
     acc = tl.zeros([BLOCK_M, HEAD_DIM_PAD], tl.float32)
     for tile in tl.range(tile_begin, edge_begin):
         page_idx, slot, pos, mask_key, mask_row = _tile_positions(
-            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE)
+            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
+        )
         k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
         v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
         m, l, acc = _attend(q, k, v, mask_key[None, :], mask_key, mask_row, m, l, acc, scale_log2, False)
     for tile in tl.range(edge_begin, tile_end, num_stages=1):
         page_idx, slot, pos, mask_key, mask_row = _tile_positions(
-            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE)
+            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
+        )
         k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
         v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
         visible = mask_key[None, :] & (pos[None, :] <= q_pos[:, None])

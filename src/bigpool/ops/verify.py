@@ -10,8 +10,7 @@ from .. import reference
 from .._check import Contract
 from .._device import device_props
 from ..errors import BackendError
-from ..tuning import MAX_GRID_YZ, MAX_NUM_SPLITS, MAX_SEQ_LEN, next_power_of_2, plan_verify
-from ..tuning import PART_EXTRA
+from ..tuning import MAX_NUM_SPLITS, MAX_SEQ_LEN, PART_EXTRA, next_power_of_2, plan_verify
 from ..workspace import carve
 
 if TYPE_CHECKING:
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 CACHE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 512
 LOG2_E = 1.4426950408889634
+BACKENDS = ("auto", "triton", "torch")
+# Row tiles and splits share a grid axis of 65,535.
+MAX_HEADS, MAX_SEQLEN_Q = 2_048, 256
 NAME = "verify_attention"
 
 
@@ -94,7 +96,8 @@ def verify_attention(
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     part = None if workspace is None else workspace.part
-    arguments = (q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, part, max_seqlen_q, num_splits or 0, scale)
+    tensors = (q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, part)
+    arguments = (*tensors, max_seqlen_q, num_splits or 0, scale)
     if backend == "torch":
         _run_twin(*arguments)
     elif backend == "triton" and q.device.type == "cpu":
@@ -117,7 +120,9 @@ def require_interpreter(dtype: torch.dtype) -> None:
             "set TRITON_INTERPRET=1 before triton is imported, or pass backend='torch'"
         )
     if dtype == torch.bfloat16:
-        raise BackendError("backend: expected float16|float32 in Triton's interpreter, got bfloat16, which it computes wrongly; call .half()")
+        raise BackendError(
+            "backend: expected float16|float32 in Triton's interpreter, got bfloat16, which it computes wrongly; call .half()"
+        )
 
 
 def _check_tensors(
@@ -130,12 +135,14 @@ def _check_tensors(
     cu_seqlens_q: torch.Tensor,
     kv_layout: str,
 ) -> bool:
+    """Dtypes, ranks, axes, devices and unit strides; False leaves the axes too unsure for more checks."""
     if kv_layout not in ("NHD", "HND"):
         contract.fault("kv_layout", "'NHD' or 'HND'", repr(kv_layout), "name the order of the axes of a page")
         return False
-    cache_axes = "num_pages page_size num_kv_heads head_dim" if kv_layout == "NHD" else "num_pages num_kv_heads page_size head_dim"
+    page_axes = "page_size num_kv_heads" if kv_layout == "NHD" else "num_kv_heads page_size"
+    cache_axes = f"num_pages {page_axes} head_dim"
     ok = contract.tensor("q", q, "num_tokens num_q_heads head_dim", CACHE_DTYPES, "flatten the tokens of all requests")
-    same = (q.dtype,)
+    same = (q.dtype,) if ok else CACHE_DTYPES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         ok &= contract.tensor(name, cache, cache_axes, same, "caches share q's dtype, head_dim and shape", device=q.device)
     for name, value, axes in (
@@ -143,36 +150,37 @@ def _check_tensors(
         ("seq_lens", seq_lens, "num_reqs"),
         ("cu_seqlens_q", cu_seqlens_q, "num_reqs+1"),
     ):
-        ok &= contract.tensor(name, value, axes, (torch.int32,), f"call {name}.int() if only the dtype differs", device=q.device)
+        remedy = f"call {name}.int()" if value.dtype != torch.int32 else "pass one entry per request"
+        ok &= contract.tensor(name, value, axes, (torch.int32,), remedy, device=q.device)
     return ok
 
 
 def _check_scalars(contract: Contract, max_seqlen_q: int, num_splits: int | None, backend: str) -> None:
-    contract.require(0 <= max_seqlen_q <= MAX_GRID_YZ, "max_seqlen_q", f"0..{MAX_GRID_YZ}", str(max_seqlen_q), "use prefill for long queries")
-    splits_ok = num_splits is None or 1 <= num_splits <= MAX_NUM_SPLITS
-    contract.require(splits_ok, "num_splits", f"None or 1..{MAX_NUM_SPLITS}", str(num_splits), "None chooses")
-    contract.require(backend in ("auto", "triton", "torch"), "backend", "'auto', 'triton' or 'torch'", repr(backend), "'auto' chooses")
+    require = contract.require
+    seqlen_ok, splits_ok = 0 <= max_seqlen_q <= MAX_SEQLEN_Q, num_splits is None or 1 <= num_splits <= MAX_NUM_SPLITS
+    require(
+        seqlen_ok, "max_seqlen_q", f"0..{MAX_SEQLEN_Q}", str(max_seqlen_q), "verify is for a few tokens; split longer queries"
+    )
+    require(splits_ok, "num_splits", f"None or 1..{MAX_NUM_SPLITS}", str(num_splits), "None chooses")
+    require(backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(backend), "'auto' chooses")
 
 
 def _check_shapes(
     contract: Contract, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, out: torch.Tensor | None
 ) -> None:
-    axes = contract.axes
-    head_dim, q_heads, kv_heads = axes["head_dim"], axes["num_q_heads"], axes["num_kv_heads"]
-    contract.require(
-        MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", str(head_dim), "split or pad the heads"
-    )
-    contract.require(
-        kv_heads > 0 and q_heads % max(kv_heads, 1) == 0,
-        "q", "num_q_heads a multiple of num_kv_heads", f"{q_heads} and {kv_heads}", "repeat or drop heads",
-    )  # fmt: skip
-    contract.require(axes["page_size"] > 0, "k_cache", "page_size >= 1", "0", "allocate pages of at least one slot")
-    contract.require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", str(axes["num_pages"]), "page ids are int32")
-    contract.require(kv_heads <= MAX_GRID_YZ, "k_cache", f"num_kv_heads <= {MAX_GRID_YZ}", str(kv_heads), "split the heads over calls")
+    axes, require = contract.axes, contract.require
+    head_dim, q_heads, kv_heads, page_size = (axes[axis] for axis in ("head_dim", "num_q_heads", "num_kv_heads", "page_size"))
+    dim_ok = MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM
+    require(dim_ok, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", str(head_dim), "split or pad the heads")
+    heads_ok = 0 < kv_heads <= MAX_HEADS and q_heads % max(kv_heads, 1) == 0 and q_heads <= MAX_HEADS
+    expected = f"num_q_heads a multiple of num_kv_heads, at most {MAX_HEADS}"
+    require(heads_ok, "q", expected, f"{q_heads} and {kv_heads}", "repeat or drop heads, or split them over calls")
+    require(page_size > 0, "k_cache", "page_size >= 1", "0", "allocate pages of at least one slot")
+    require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", str(axes["num_pages"]), "page ids are int32")
     slot_axis = 1 if kv_layout == "NHD" else 2
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        span = (axes["page_size"] - 1) * cache.stride(slot_axis) + head_dim
-        contract.require(span < 2**31, name, "one page of one head within 2^31 elements", str(span), "make the slots of a page adjacent")
+        span = max(page_size - 1, 0) * cache.stride(slot_axis) + head_dim
+        require(span < 2**31, name, "one page of one head within 2^31 elements", f"{span:,}", "make the slots of a page adjacent")
     if out is not None:
         contract.tensor("out", out, "num_tokens num_q_heads head_dim", (q.dtype,), "pass torch.empty_like(q)", device=q.device)
 
@@ -188,28 +196,31 @@ def _check_values(
 ) -> None:
     """The checked mode: everything that depends on the contents of the index tensors."""
     contract = Contract(NAME)
-    num_pages, page_size = k_cache.shape[0], k_cache.shape[1 if kv_layout == "NHD" else 2]
+    require = contract.require
+    page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
     capacity = min(block_table.shape[1] * page_size, MAX_SEQ_LEN)
-    starts, lengths, table = cu_seqlens_q.tolist(), seq_lens.tolist(), block_table.cpu()
-    contract.require(starts[0] == 0, "cu_seqlens_q", "to start at 0", str(starts[0]), "use exclusive prefix sums of the q_lens")
-    contract.require(starts[-1] <= len(q), "cu_seqlens_q", f"at most num_tokens={len(q)}", str(starts[-1]), "pass all query tokens in q")
-    for req, seq_len in enumerate(lengths):
-        q_len = starts[req + 1] - starts[req]
-        here = f"request {req}"
-        if not contract.require(q_len >= 0, "cu_seqlens_q", "non-decreasing values", f"{starts[req : req + 2]} at {here}", "use prefix sums"):
+    starts, table = cu_seqlens_q.tolist(), block_table.cpu()
+    require(starts[0] == 0, "cu_seqlens_q", "to start at 0", str(starts[0]), "use exclusive prefix sums of the q_lens")
+    require(starts[-1] <= len(q), "cu_seqlens_q", f"at most num_tokens={len(q)}", str(starts[-1]), "pass all query tokens in q")
+    for req, seq_len in enumerate(seq_lens.tolist()):
+        q_len, where = starts[req + 1] - starts[req], f"at request {req}"
+        require(q_len >= 0, "cu_seqlens_q", "non-decreasing values", f"{starts[req : req + 2]} {where}", "use prefix sums")
+        require(q_len <= max_seqlen_q, "max_seqlen_q", f"at least {q_len}", f"{max_seqlen_q} {where}", "pass the largest q_len")
+        if q_len <= 0:
             continue
-        contract.require(q_len <= max_seqlen_q, "max_seqlen_q", f"at least {q_len}", f"{max_seqlen_q} at {here}", "pass the largest q_len")
-        if q_len == 0:
-            continue
-        contract.require(seq_len >= q_len, "seq_lens", f"at least q_len={q_len}", f"{seq_len} at {here}", "count the new tokens too")
-        contract.require(
-            seq_len <= capacity, "seq_lens", f"at most {capacity}, what the table holds", f"{seq_len} at {here}", "widen block_table"
+        require(seq_len >= q_len, "seq_lens", f"at least q_len={q_len}", f"{seq_len} {where}", "count the new tokens too")
+        require(
+            seq_len <= capacity,
+            "seq_lens",
+            f"at most {capacity}, which the table holds",
+            f"{seq_len} {where}",
+            "widen block_table",
         )
         used = table[req, : -(-min(max(seq_len, 0), capacity) // page_size)]
-        bad = ((used < 0) | (used >= num_pages)).nonzero()
+        bad = ((used < 0) | (used >= len(k_cache))).nonzero()
         if len(bad):
-            col = int(bad[0])
-            contract.fault("block_table", f"page ids in [0, num_pages={num_pages})", f"{int(used[col])} at [{req}, {col}]", "fix the table")
+            col, expected = int(bad[0]), f"page ids in [0, num_pages={len(k_cache)})"
+            contract.fault("block_table", expected, f"{int(used[col])} at [{req}, {col}]", "allocate the page or fix the table")
     contract.finish()
 
 
@@ -257,7 +268,8 @@ def _launch(
     if splits > 1:
         verify_merge_kernel[(num_reqs, max_seqlen_q, num_q_heads)](
             dest, out, lse, cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
-            HEAD_DIM=head_dim, HEAD_DIM_PAD=plan.head_dim_pad, SPLITS_PAD=next_power_of_2(splits), SPLIT_TILE=min(next_power_of_2(splits), 16),
+            HEAD_DIM=head_dim, HEAD_DIM_PAD=plan.head_dim_pad,
+            SPLITS_PAD=next_power_of_2(splits), SPLIT_TILE=min(next_power_of_2(splits), 16),
         )  # fmt: skip
 
 
@@ -275,19 +287,26 @@ def _run_twin(
     num_splits: int,
     softmax_scale: float,
 ) -> None:
-    lse.copy_(reference.verify_attention(q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, softmax_scale=softmax_scale, out=out)[1])
+    tensors = (q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q)
+    lse.copy_(reference.verify_attention(*tensors, softmax_scale=softmax_scale, out=out)[1])
 
 
-_library = torch.library.Library("bigpool", "DEF")
-_library.define(
-    "verify_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int num_splits, float softmax_scale) -> ()",
-    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-)
-_library.impl("verify_attention", _launch, "CUDA")
-_library.impl("verify_attention", _run_twin, "CPU")
-
-
-@torch.library.register_fake("bigpool::verify_attention", lib=_library)
 def _fake(*_arguments: Any) -> None:
     """Writes in place and returns nothing: there is no shape to infer."""
+
+
+def _register() -> Any:
+    """The torch operator behind `verify_attention`: what torch.compile sees, and where CPU tensors meet the twin."""
+    library: Any = torch.library.Library("bigpool", "DEF")  # type: ignore[no-untyped-call]
+    library.define(
+        "verify_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
+        "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int num_splits, float softmax_scale) -> ()",
+        tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
+    )
+    library.impl("verify_attention", _launch, "CUDA")
+    library.impl("verify_attention", _run_twin, "CPU")
+    torch.library.register_fake("bigpool::verify_attention", _fake, lib=library)
+    return library
+
+
+_library = _register()

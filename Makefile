@@ -1,0 +1,62 @@
+# bigpool's commands. Each makes the virtual environment it needs; the first time takes a few minutes (torch).
+.DEFAULT_GOAL := help
+.PHONY: help prove test test-oldest lint types clean
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+JOBS ?= 2
+ARGS ?=
+# What `test-oldest` runs with. A CUDA build of torch pins its own Triton: there, pass TORCH_OLDEST=2.11.0.
+TRITON_OLDEST ?= 3.6.0
+TORCH_OLDEST ?= 2.13.0
+
+EXTRA = $(shell nvidia-smi -L >/dev/null 2>&1 && echo kernels || echo cpu)
+INSTALL = "$(VENV)/bin/python" -m pip install --disable-pip-version-check
+NEEDS = Makefile pyproject.toml $(CONSTRAINTS)
+
+help:  ## show this list
+	@echo "Usage: make TARGET [PYTHON=python3] [ARGS='...']"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+prove: $(VENV)/.run-installed  ## prove that the kernels are right at any pool size; ARGS go to `bigpool prove`
+	"$(VENV)/bin/bigpool" prove $(ARGS)
+
+test: $(VENV)/.dev-installed  ## run all tests that need no GPU; ARGS go to pytest
+	"$(VENV)/bin/python" -m pytest -n $(JOBS) -m "not gpu" $(ARGS)
+
+test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<
+
+lint: $(VENV)/.dev-installed  ## check style and format
+	"$(VENV)/bin/ruff" check .
+	"$(VENV)/bin/ruff" format --check .
+
+types: $(VENV)/.dev-installed  ## check types of everything but the kernels
+	"$(VENV)/bin/mypy"
+
+clean:  ## remove environments, caches and builds
+	rm -rf .venv .venv-oldest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/.run-installed: $(NEEDS) | $(VENV)/bin/python
+	$(INSTALL) -c $(CONSTRAINTS) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(VENV)/.dev-installed: $(NEEDS) | $(VENV)/bin/python
+	$(INSTALL) -c $(CONSTRAINTS) -e '.[$(EXTRA),dev]'
+	@touch $(VENV)/.run-installed $@
+
+$(VENV)/bin/python:
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+	  echo "PYTHON: expected Python 3.10 or newer, got no '$(PYTHON)'; install Python, or pass make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "PYTHON: expected Python 3.10 or newer, got $$("$(PYTHON)" --version 2>&1); pass make PYTHON=python3.12 or the like" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "PYTHON: expected the modules venv and ensurepip, got a Python without them; on Debian and Ubuntu run apt-get install python3-venv" >&2; exit 1; }
+	"$(PYTHON)" -m venv "$(VENV)"
+	$(INSTALL) --quiet 'pip>=22'
+
+build/constraints-oldest.txt: constraints.txt Makefile
+	@mkdir -p build
+	sed -e 's/^triton[^a-z].*/triton==$(TRITON_OLDEST)/' -e 's/^torch[^a-z].*/torch==$(TORCH_OLDEST)/' constraints.txt > $@

@@ -1,0 +1,47 @@
+"""bigpool: attention over paged KV caches that is right at any pool size, and the tools that prove it.
+
+Importing this package loads neither torch nor triton. The names that need them load on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import BackendError
+from .layout import KVLayout
+
+if TYPE_CHECKING:
+    from .ops.verify import verify_attention
+    from .pools import SparsePool
+    from .workspace import Workspace
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["KVLayout", "SparsePool", "Workspace", "__version__", "verify_attention"]
+
+_LAZY = {
+    "SparsePool": "bigpool.pools",
+    "Workspace": "bigpool.workspace",
+    "verify_attention": "bigpool.ops.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'bigpool' has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("bigpool"):
+            raise
+        raise BackendError(
+            f"bigpool.{name}: expected {missing.name} to be installed, got no such module; "
+            "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU, 'bigpool[cpu]' on any other"
+        ) from missing
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+"""The record of a proof: everything that the table and the figure are made from, with the machine it comes from."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigpool import __version__
+from bigpool.errors import ProofError
+from bigpool.proof.case import WRONG_IN_INTERPRETER
+from bigpool.proof.verdict import SKIPPED, Run, Verdict
+
+if TYPE_CHECKING:
+    from bigpool.proof.matrix import Proof, Unit
+    from bigpool.proof.runner import Machine, Options
+
+SCHEMA = "bigpool-proof/1"
+SCHEMA_FILE = Path(__file__).with_name("record.schema.json")
+LOG_LINES = 40
+
+
+def build(
+    *,
+    options: Options,
+    machine: Machine,
+    jobs: int,
+    seconds: float,
+    peak_rss_mib: int,
+    arms: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, Any]],
+    units: Sequence[Unit],
+    proof: Proof,
+    summary: str,
+    status: int,
+) -> dict[str, Any]:
+    probe = machine.probe
+    return {
+        "schema": SCHEMA,
+        "bigpool": {"version": __version__, **_git()},
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": list(options.command),
+        "backend": "interpreter" if machine.interpreted else "cuda",
+        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system(), "gpu": probe["gpu"]},
+        "versions": {"bigpool": __version__, **probe["versions"], "cuda": probe["cuda"]},
+        "jobs": jobs,
+        "seconds": round(seconds, 2),
+        "peak_rss_mib_of_one_run": peak_rss_mib,
+        "arms": list(arms),
+        "cases": [
+            {"name": unit.case["name"], "op": unit.case["op"], "describe": unit.case["describe"], "dtype": unit.dtype}
+            for unit in units
+        ],
+        "runs": [_run(run) for run in proof.runs],
+        "verdicts": [verdict.to_json() for verdict in proof.verdicts],
+        "notes": list(machine.notes),
+        "not_exercised": not_exercised(found, units, proof.verdicts, machine),
+        "summary": summary,
+        "status": status,
+    }
+
+
+def not_exercised(
+    found: Sequence[Mapping[str, Any]], units: Sequence[Unit], verdicts: Sequence[Verdict], machine: Machine
+) -> list[str]:
+    """What nobody may take for proven. It is printed with every result."""
+    lines = []
+    if machine.interpreted:
+        triton = machine.probe["versions"]["triton"]
+        wrong = "/".join(dict.fromkeys(WRONG_IN_INTERPRETER.values()))
+        lines.append("compiled kernels on any card: this was Triton's interpreter")
+        lines.append(f"{wrong} arithmetic: the interpreter of triton {triton} computes it wrongly without an error")
+    else:
+        gpu = machine.probe["gpu"]
+        lines.append(f"cards other than {gpu['name']} (sm{gpu['sm']})")
+    lines.append("CUDA graph capture and replay, several streams, several devices")
+    lines += [f"case {verdict.case}: skipped: {verdict.findings[0]}" for verdict in verdicts if verdict.status == SKIPPED]
+    names = {unit.case["name"] for unit in units}
+    left_out = [case["name"] for case in found if case["name"] not in names]
+    if left_out:
+        lines.append(f"cases that were not asked for: {', '.join(left_out)}")
+    lines += _left_out_dtypes(found, units)
+    no_oracle = sorted({verdict.case for verdict in verdicts if not verdict.oracle and verdict.status != SKIPPED})
+    if no_oracle:
+        lines.append(f"the values themselves, without an oracle only the placements are compared: {', '.join(no_oracle)}")
+    return lines
+
+
+def _left_out_dtypes(found: Sequence[Mapping[str, Any]], units: Sequence[Unit]) -> list[str]:
+    by_dtype: dict[str, list[str]] = {}
+    run = {(unit.case["name"], unit.dtype) for unit in units}
+    names = {unit.case["name"] for unit in units}
+    for case in found:
+        for dtype in case["dtypes"]:
+            if case["name"] in names and (case["name"], dtype) not in run:
+                by_dtype.setdefault(dtype, []).append(case["name"])
+    return [f"{dtype}: {'all cases' if len(cases) == len(names) else ', '.join(cases)}" for dtype, cases in by_dtype.items()]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A record from a file; one of another schema is refused."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ProofError(f"--from-json: expected a record of bigpool prove --json, got {path}, which does not exist") from None
+    except ValueError as error:
+        raise ProofError(
+            f"--from-json: expected a record of bigpool prove --json, got {path}, which is no JSON: {error}"
+        ) from None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise ProofError(f"--from-json: expected schema {SCHEMA}, got {schema!r} in {path}; make the record anew with --json")
+    return dict(data)
+
+
+def save(data: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _run(run: Run) -> dict[str, Any]:
+    data = run.to_json()
+    data["log"] = "" if run.outcome == "ok" else shorten_paths("\n".join(run.log.splitlines()[:LOG_LINES]))
+    data["detail"] = shorten_paths(run.detail)
+    return data
+
+
+def shorten_paths(text: str) -> str:
+    """Cuts absolute paths down to what follows a folder of sys.path, else to the file name: a record is to be shown around."""
+    roots = sorted((path.rstrip("/") + "/" for path in sys.path if path.startswith("/")), key=len, reverse=True)
+
+    def short(found: re.Match[str]) -> str:
+        path = found[0]
+        root = next((root for root in roots if path.startswith(root)), None)
+        return path[len(root) :] if root is not None else path.rpartition("/")[2]
+
+    return re.sub(r"(?<![\w.])/[\w.+~-]+(?:/[\w.+~-]+)+", short, text)
+
+
+def _git() -> dict[str, Any]:
+    """Sha and dirty flag of the checkout that this package is run from; None for an installed one."""
+    root = Path(__file__).resolve().parents[3]
+    nothing = {"git_sha": None, "git_dirty": None}
+    if not (root / ".git").exists() or not (root / "src" / "bigpool").is_dir():
+        return nothing
+    try:
+        sha = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        dirt = subprocess.run(["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return nothing
+    return {"git_sha": sha.stdout.strip(), "git_dirty": bool(dirt.stdout.strip())}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "unknown"
+    )

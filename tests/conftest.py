@@ -1,0 +1,21 @@
+"""Without a GPU the kernels run through Triton's interpreter, which has to be asked for before triton is imported."""
+
+import os
+
+try:
+    import torch
+
+    HAS_GPU = torch.cuda.is_available()
+except ImportError:
+    HAS_GPU = False
+
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items):
+    import pytest
+
+    for item in items:
+        if "gpu" in item.keywords and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: torch.cuda.is_available() is False"))

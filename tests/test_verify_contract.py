@@ -1,0 +1,231 @@
+"""The contract of verify attention: every message in full, workspace, torch.compile, backends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from verify_inputs import make, run, same_bits
+
+from bigpool.errors import ArgumentError, WorkspaceError
+from bigpool.ops.verify import verify_attention
+from bigpool.tuning import DeviceProps
+from bigpool.workspace import Workspace, verify_scratch_bytes
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+H200 = DeviceProps("H200", 132, 232_448)
+
+
+def fault(call, **options):
+    with pytest.raises(ArgumentError) as caught:
+        verify_attention(**call, **options)
+    return str(caught.value)
+
+
+def good(**options):
+    return make([75, 40], [6, 1], **options)
+
+
+CASES = {
+    "q dtype": ({"q": lambda c: c["q"].double()}, "q: expected bfloat16|float16|float32 [num_tokens, num_q_heads, head_dim], got float64 [7, 4, 64]; flatten the tokens of all requests"),
+    "q rank": ({"q": lambda c: c["q"][None]}, "q: expected bfloat16|float16|float32 [num_tokens, num_q_heads, head_dim], got float16 [1, 7, 4, 64]; flatten the tokens of all requests"),
+    "k dtype": ({"k_cache": lambda c: c["k_cache"].float()}, "k_cache: expected float16 [num_pages, page_size, num_kv_heads, head_dim=64], got float32 [11, 16, 2, 64]; caches share q's dtype, head_dim and shape"),
+    "v pages": ({"v_cache": lambda c: c["v_cache"][:-1]}, "v_cache: expected float16 [num_pages=11, page_size=16, num_kv_heads=2, head_dim=64], got float16 [10, 16, 2, 64]; caches share q's dtype, head_dim and shape"),
+    "k stride": ({"k_cache": lambda c: c["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)}, "k_cache: expected stride 1 in the last axis, got 2; call k_cache.contiguous()"),
+    "table dtype": ({"block_table": lambda c: c["block_table"].long()}, "block_table: expected int32 [num_reqs, max_pages_per_req], got int64 [2, 5]; call block_table.int()"),
+    "seq_lens shape": ({"seq_lens": lambda c: c["seq_lens"][:1]}, "seq_lens: expected int32 [num_reqs=2], got int32 [1]; pass one entry per request"),
+    "cu_seqlens_q shape": ({"cu_seqlens_q": lambda c: c["cu_seqlens_q"][1:]}, "cu_seqlens_q: expected int32 [num_reqs+1=3], got int32 [2]; pass one entry per request"),
+    "kv_layout": ({"kv_layout": lambda c: "DNH"}, "kv_layout: expected 'NHD' or 'HND', got 'DNH'; name the order of the axes of a page"),
+    "max_seqlen_q": ({"max_seqlen_q": lambda c: 257}, "max_seqlen_q: expected 0..256, got 257; verify is for a few tokens; split longer queries"),
+    "num_splits": ({"num_splits": lambda c: 129}, "num_splits: expected None or 1..128, got 129; None chooses"),
+    "backend": ({"backend": lambda c: "cuda"}, "backend: expected 'auto' or 'triton' or 'torch', got 'cuda'; 'auto' chooses"),
+    "out": ({"out": lambda c: c["q"].float()}, "out: expected float16 [num_tokens=7, num_q_heads=4, head_dim=64], got float32 [7, 4, 64]; pass torch.empty_like(q)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_argument_messages(name):
+    changes, text = CASES[name]
+    call = good()
+    assert fault(call | {key: change(call) for key, change in changes.items()}) == f"verify_attention: {text}"
+
+
+def test_shape_messages():
+    small, heads = good(head_dim=8), good(heads=(3, 2))
+    assert fault(small) == "verify_attention: q: expected head_dim 16..512, got 8; split or pad the heads"
+    assert fault(heads) == (
+        "verify_attention: q: expected num_q_heads a multiple of num_kv_heads, at most 2048, got 3 and 2; "
+        "repeat or drop heads, or split them over calls"
+    )
+    call = good()
+    wide = torch.empty_strided(call["k_cache"].shape, (1, 2**28, 64, 1), dtype=torch.float16, device="meta")
+    call = {key: value.to("meta") if isinstance(value, torch.Tensor) else value for key, value in call.items()}
+    assert fault(call | {"v_cache": wide}) == (
+        "verify_attention: v_cache: expected one page of one head within 2^31 elements, got 4,026,531,904; "
+        "make the slots of a page adjacent"
+    )
+
+
+def test_device_message():
+    call = good()
+    assert fault(call | {"seq_lens": call["seq_lens"].to("meta")}) == (
+        "verify_attention: seq_lens: expected device cpu, got meta; call seq_lens.to('cpu')"
+    )
+
+
+def test_several_faults_are_listed_together():
+    call = good()
+    changed = call | {"block_table": call["block_table"].long(), "seq_lens": call["seq_lens"][:1], "num_splits": 0}
+    assert fault(changed) == (
+        "verify_attention: 3 faults\n"
+        "  block_table: expected int32 [num_reqs, max_pages_per_req], got int64 [2, 5]; call block_table.int()\n"
+        "  cu_seqlens_q: expected int32 [num_reqs+1=2], got int32 [3]; pass one entry per request\n"
+        "  num_splits: expected None or 1..128, got 0; None chooses"
+    )
+
+
+VALUES = {
+    "start": ("cu_seqlens_q", [1, 6, 7], "cu_seqlens_q: expected to start at 0, got 1; use exclusive prefix sums of the q_lens"),
+    "end": ("cu_seqlens_q", [0, 6, 8], "cu_seqlens_q: expected at most num_tokens=7, got 8; pass all query tokens in q"),
+    "order": ("cu_seqlens_q", [0, 6, 5], "cu_seqlens_q: expected non-decreasing values, got [6, 5] at request 1; use prefix sums"),
+    "q_len": ("cu_seqlens_q", [0, 7, 7], "max_seqlen_q: expected at least 7, got 6 at request 0; pass the largest q_len"),
+    "short": ("seq_lens", [5, 40], "seq_lens: expected at least q_len=6, got 5 at request 0; count the new tokens too"),
+    "long": ("seq_lens", [81, 40], "seq_lens: expected at most 80, which the table holds, got 81 at request 0; widen block_table"),
+    "page": ("block_table", [[0, 1, 2, 3, 4], [5, 11, 6, -1, -1]], "block_table: expected page ids in [0, num_pages=11), got 11 at [1, 1]; allocate the page or fix the table"),
+    "negative page": ("block_table", [[0, 1, 2, 3, -1], [5, 7, 6, -1, -1]], "block_table: expected page ids in [0, num_pages=11), got -1 at [0, 4]; allocate the page or fix the table"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_checked_mode_messages(name):
+    argument, value, text = VALUES[name]
+    call = good() | {argument: torch.tensor(value, dtype=torch.int32)}
+    assert fault(call, check=True) == f"verify_attention: {text}"
+
+
+def test_checked_mode_passes_a_good_call():
+    call = good()
+    assert same_bits(verify_attention(**call, check=True), verify_attention(**call))
+
+
+def workspace(**changes):
+    sizes = {"max_num_reqs": 4, "max_seqlen_q": 8, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+    return Workspace.for_verify(**sizes | changes, device=DEVICE)
+
+
+def test_workspace_gives_the_same_bits_and_never_grows():
+    call, scratch = make([300, 75, 40, 16], [8, 1, 0, 5], device=DEVICE), workspace()
+    held, address = scratch.nbytes, scratch.part.data_ptr()
+    scratch.part.fill_(float("nan"))
+    for ours, theirs in zip(run(call, workspace=scratch), run(call), strict=True):
+        assert same_bits(ours, theirs)
+    assert (scratch.nbytes, scratch.part.data_ptr()) == (held, address)
+
+
+@pytest.mark.parametrize("num_reqs", [1, 2, 3, 4])
+@pytest.mark.parametrize("q_len", [1, 5, 8])
+def test_workspace_holds_every_batch_within_its_maxima(num_reqs, q_len):
+    run(make([200] * num_reqs, [q_len] * num_reqs, device=DEVICE), workspace=workspace())
+
+
+def test_workspace_says_by_how_much_it_is_short():
+    call = make([300, 75], [8, 8], device=DEVICE)
+    tight = Workspace(torch.empty(1_000, dtype=torch.float32, device=DEVICE))
+    with pytest.raises(WorkspaceError) as caught:
+        run(call, workspace=tight, num_splits=3)
+    assert str(caught.value) == (
+        "workspace: expected 52,224 bytes for 16 query tokens x 4 heads x 3 splits, got 4,000, 48,224 too few; "
+        "state larger maxima in Workspace.for_verify, or pass a smaller num_splits"
+    )
+    strided = Workspace(torch.empty(8, 4, 3, 68, dtype=torch.float32, device=DEVICE))
+    with pytest.raises(WorkspaceError) as caught:
+        run(call, workspace=strided, num_splits=3)
+    assert str(caught.value) == (
+        "workspace: expected room for [16, 4, 3, 68], got [8, 4, 3, 68]; pass larger scratch, or a smaller num_splits"
+    )
+
+
+def test_workspace_rejects_other_dtypes():
+    with pytest.raises(ArgumentError) as caught:
+        Workspace(torch.empty(8, dtype=torch.float16))
+    assert str(caught.value) == "Workspace: part: expected float32 [values], got float16 [8]; pass fp32 scratch"
+
+
+def test_workspace_rejects_splits_that_are_too_far_apart():
+    with pytest.raises(ArgumentError) as caught:
+        Workspace(torch.empty_strided((4, 2, 3, 68), (204, 102, 2**30, 1), device="meta"))
+    assert str(caught.value) == (
+        "Workspace: part: expected the splits of one token and head within 2^31 elements, got 3,221,225,472; move them closer"
+    )
+
+
+def test_scratch_bytes_are_known_beforehand():
+    """8 requests x 16 tokens at 24 q / 4 kv heads, D 256 on a card of 132 SMs; the original took 960 MiB."""
+    nbytes = verify_scratch_bytes(H200, max_num_reqs=8, max_seqlen_q=16, num_q_heads=24, num_kv_heads=4, head_dim=256)
+    assert nbytes < 64 * 2**20
+    assert workspace().nbytes == verify_scratch_bytes(
+        DeviceProps("here", 4, 2**30, interpreted=True), max_num_reqs=4, max_seqlen_q=8, num_q_heads=4, num_kv_heads=2, head_dim=64
+    ) or torch.cuda.is_available()  # fmt: skip
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_torch_compile_fullgraph(return_lse):
+    call = make([300, 75], [8, 2], device=DEVICE)
+
+    def step(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q):
+        given = verify_attention(
+            q * 2, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q=8, return_lse=return_lse
+        )
+        return given[0] + given[1][..., None] if return_lse else given + 1
+
+    tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(*tensors), step(*tensors), rtol=0, atol=0, equal_nan=True)
+
+
+def test_torch_compile_reports_our_errors():
+    call = make([300, 75], [8, 2], device=DEVICE)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(q):
+        return verify_attention(**call | {"q": q, "num_splits": 0})
+
+    with pytest.raises(Exception, match="num_splits: expected None or 1..128, got 0"):
+        step(call["q"])
+
+
+def test_operator_passes_opcheck():
+    call = make([300, 75], [8, 2])
+    out, lse = torch.empty_like(call["q"]), torch.empty(call["q"].shape[:2])
+    tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+    report = torch.library.opcheck(torch.ops.bigpool.verify_attention, (*tensors, out, lse, None, 8, 0, 0.125))
+    assert set(report.values()) == {"SUCCESS"}, report
+
+
+def backend_error(dtype, interpret):
+    tests = Path(__file__).parent
+    code = (
+        f"import os; os.environ['TRITON_INTERPRET'] = '{interpret}'\n"
+        "import torch; from verify_inputs import make, run\n"
+        f"try: run(make([75], [6], dtype=torch.{dtype}))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tests), *sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return done.stdout.strip()
+
+
+def test_triton_backend_on_cpu_needs_the_interpreter():
+    assert backend_error("float16", 0) == (
+        "BackendError backend: expected CUDA tensors or Triton's interpreter, got CPU tensors; "
+        "set TRITON_INTERPRET=1 before triton is imported, or pass backend='torch'"
+    )
+
+
+def test_interpreter_refuses_bf16():
+    assert backend_error("bfloat16", 1) == (
+        "BackendError backend: expected float16|float32 in Triton's interpreter, got bfloat16, "
+        "which it computes wrongly; call .half()"
+    )
