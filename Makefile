@@ -1,5 +1,6 @@
 # bigpool's commands. Each makes the virtual environment it needs; the first time takes a few minutes (torch).
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help prove test test-oldest lint types clean
 
 PYTHON ?= python3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import torch
 
@@ -14,7 +15,19 @@ GRANULE = mmap.PAGESIZE
 def bytes_at(pool: SparsePool, offset: int, length: int) -> torch.Tensor:
     """uint8 [length] anywhere in the pool or its guards."""
     assert pool._memory is not None
+    # A failure of this has a name; a test that reads on has a signal.
+    assert readable(pool.base_address + offset), f"nothing is mapped {offset} bytes from the base"
     return pool._memory.view(offset, offset + length)
+
+
+def readable(address: int) -> bool:
+    """Whether a mapping of this process holds the address and may be read."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access = line.split()[:2]
+        start, stop = (int(end, 16) for end in span.split("-"))
+        if start <= address < stop:
+            return access.startswith("r")
+    return False
 
 
 def trapped_places(pool: SparsePool, page: int) -> dict[str, int]:

@@ -32,6 +32,11 @@ def perform(job: Mapping[str, Any]) -> int:
         Path(job["started"]).write_text(str(os.getpid()))
         time.sleep(600)
     if kind == "answer":
-        state = {"pid": os.getpid(), "env": os.environ.get("PROOF_TEST", ""), "stdin": os.read(0, 1).decode(), "path": sys.path[0]}
+        state = {
+            "pid": os.getpid(),
+            "env": os.environ.get("PROOF_TEST", ""),
+            "stdin": os.read(0, 1).decode(),
+            "path": sys.path[0],
+        }
         (folder / "result.json").write_text(json.dumps({"outcome": "ok", **state}))
     return 0

@@ -53,7 +53,11 @@ def test_there_are_widenings():
     assert len(MUTANTS) >= 6
 
 
-@pytest.mark.parametrize(("module", "index", "widening"), MUTANTS, ids=[f"{m.rpartition('.')[2]}:{w.line}" for m, _, w in MUTANTS])
+@pytest.mark.parametrize(
+    ("module", "index", "widening"),
+    MUTANTS,
+    ids=[f"{module.rpartition('.')[2]}:{widening.line}" for module, _, widening in MUTANTS],
+)
 def test_proof_is_red_without_one_widening(session, shipped, tmp_path, module, index, widening):
     path = kernel_modules()[module]
     mutant = tmp_path / path.name

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,7 +210,6 @@ def launch_and_close(kernel_name: str, page_idx: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     print(json.dumps(launch_and_close(*sys.argv[1:])), flush=True)
     # Nothing more can be asked of a dead context, not even to be taken down.
     os._exit(0)

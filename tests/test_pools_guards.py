@@ -9,7 +9,7 @@ import torch
 
 from bigpool.errors import CanaryError, PoolError
 from bigpool.pools import SparsePool
-from pools_helpers import bytes_at, trapped_places
+from pools_helpers import bytes_at, readable, trapped_places
 
 # -- canaries ----------------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,8 @@ def test_use_after_close(use: str) -> None:
 
 def test_a_tensor_outlives_a_forgotten_pool() -> None:
     tensor = SparsePool((4, 4096), torch.float32, pages=[1]).tensor[1]
+    address = tensor.data_ptr()
     gc.collect()
+    assert readable(address)
     tensor[:] = 3.0
     assert tensor.sum() == 3 * 4096

@@ -109,7 +109,7 @@ def test_a_run_past_its_limit_is_ended(session: Session, tmp_path: Path) -> None
 def test_runs_go_side_by_side(session: Session, tmp_path: Path) -> None:
     files = [tmp_path / "one", tmp_path / "two"]
     for file in files:
-        session.submit({"module": JOBS, "kind": "sleep", "started": str(file)}, timeout=2.0)
+        session.submit({"module": JOBS, "kind": "sleep", "started": str(file)}, timeout=1.0)
     assert eventually(lambda: all(file.exists() for file in files))
     assert all(is_running(int(file.read_text())) for file in files)
     assert [ended.outcome for ended in until(session, 2)] == ["timeout", "timeout"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from verify_inputs import make, run, same_bits
 
 from bigpool.errors import ArgumentError, WorkspaceError
 from bigpool.ops.verify import verify_attention
 from bigpool.tuning import DeviceProps
 from bigpool.workspace import Workspace, verify_scratch_bytes
+from verify_inputs import make, run, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 H200 = DeviceProps("H200", 132, 232_448)
@@ -192,7 +192,7 @@ def test_torch_compile_reports_our_errors():
     def step(q):
         return verify_attention(**call | {"q": q, "num_splits": 0})
 
-    with pytest.raises(Exception, match="num_splits: expected None or 1..128, got 0"):
+    with pytest.raises(Exception, match=r"num_splits: expected None or 1\.\.128, got 0"):
         step(call["q"])
 
 

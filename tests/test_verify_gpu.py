@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from verify_inputs import check, make, run, same_bits
 
 from bigpool.ops.verify import verify_attention
 from bigpool.workspace import Workspace
+from verify_inputs import check, make, run, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,8 @@ def test_graph_replay_gives_the_bits_of_eager_also_after_tables_and_lengths_chan
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured, captured_lse = run(first, out=out, **options)
-    for seed, lengths, q_lens in ((1, [3_000, 75, 40, 880], [8] * 4), (2, [8, 2_900, 1, 333], [8, 5, 1, 0]), (3, [0, 0, 48, 9], [0, 3, 8, 8])):
+    batches = (1, [3_000, 75, 40, 880], [8] * 4), (2, [8, 2_900, 1, 333], [8, 5, 1, 0]), (3, [0, 0, 48, 9], [0, 3, 8, 8])
+    for seed, lengths, q_lens in batches:
         other = make(lengths, q_lens, page_size=48, dtype=torch.bfloat16, device="cuda", seed=seed)
         rows = sum(q_lens)
         first["q"][:rows] = other["q"]

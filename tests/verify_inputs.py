@@ -7,7 +7,9 @@ from bigpool.ops.verify import verify_attention
 from bigpool.proof.judge import judge_errors
 
 
-def make(seq_lens, q_lens, *, page_size=16, heads=(4, 2), head_dim=64, dtype=torch.float16, kv_layout="NHD", seed=0, device="cpu"):
+def make(
+    seq_lens, q_lens, *, page_size=16, heads=(4, 2), head_dim=64, dtype=torch.float16, kv_layout="NHD", seed=0, device="cpu"
+):
     """Keyword arguments of one call. Everything that must not be read is NaN, or garbage in the table."""
     rng = torch.Generator().manual_seed(seed)
     counts = [-(-length // page_size) for length in seq_lens]

@@ -20,6 +20,8 @@ __version__ = "0.1.0.dev0"
 
 __all__ = ["KVLayout", "SparsePool", "Workspace", "__version__", "verify_attention"]
 
+EXTRAS_REMEDY = "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU, 'bigpool[cpu]' on any other"
+
 _LAZY = {
     "SparsePool": "bigpool.pools",
     "Workspace": "bigpool.workspace",
@@ -36,8 +38,7 @@ def __getattr__(name: str) -> Any:
         if (missing.name or "").startswith("bigpool"):
             raise
         raise BackendError(
-            f"bigpool.{name}: expected {missing.name} to be installed, got no such module; "
-            "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU, 'bigpool[cpu]' on any other"
+            f"bigpool.{name}: expected {missing.name} to be installed, got no such module; {EXTRAS_REMEDY}"
         ) from missing
     globals()[name] = value
     return value

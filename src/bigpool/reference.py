@@ -85,8 +85,9 @@ def verify_attention_baseline(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same-dtype reordered reference of the error rule, (out, lse).
 
-    Keys last to first, probabilities rounded to the cache's dtype before they meet V, sums in fp32: what a right kernel of
-    that dtype may do, in another order. Its distance from the float64 oracle is the measure of a kernel's.
+    Keys last to first, dot products summed in fp32 in steps of 4 as the narrowest matrix units do, probabilities rounded to
+    the cache's dtype before they meet V: what a right kernel of that dtype may do, in another order. Its distance from the
+    float64 oracle is the measure of a kernel's.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out = torch.zeros_like(q)
@@ -96,7 +97,11 @@ def verify_attention_baseline(
             continue
         num_kv_heads = row.k.shape[1]
         heads = q[row.token].float().view(num_kv_heads, -1, q.shape[-1])
-        scores = torch.einsum("hgd,nhd->hgn", heads, row.k.float().flip(0)) * scale
+        keys = row.k.float().flip(0)
+        scores = heads.new_zeros(*heads.shape[:2], len(keys))
+        for part_q, part_k in zip(torch.split(heads, 4, -1), torch.split(keys, 4, -1), strict=True):
+            scores += torch.einsum("hgd,nhd->hgn", part_q, part_k)
+        scores *= scale
         top = scores.amax(-1, keepdim=True)
         weights = torch.exp(scores - top)
         total = weights.sum(-1, keepdim=True)

@@ -59,7 +59,8 @@ class Workspace:
         ok = contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch")
         if ok and part.dim() == 4:
             span = part.shape[2] * part.stride(2)
-            contract.require(span < 2**31, "part", "the splits of one token and head within 2^31 elements", f"{span:,}", "move them closer")
+            expected = "the splits of one token and head within 2^31 elements"
+            contract.require(span < 2**31, "part", expected, f"{span:,}", "move them closer")
         contract.finish()
         self.part = part
 

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from .. import __version__
+from .. import EXTRAS_REMEDY, __version__
 from ..errors import ArgumentError, BigpoolError
 
 EXIT_USAGE = 2
@@ -19,7 +19,9 @@ EXIT_BROKEN_PIPE = 128 + 13
 
 # name -> the line of `bigpool --help`. `bigpool.cli.NAME` holds the click command NAME.
 SUBCOMMANDS = {
+    "audit": "Find 32-bit indices in Triton kernels, with the size at which each breaks.",
     "prove": "Prove that kernels are right at any pool size.",
+    "rule": "Print what a rule of bigpool audit means.",
     "wall": "Print where 32-bit offsets into a paged KV cache wrap.",
 }
 # What an installation without extras lacks.
@@ -98,10 +100,7 @@ def _run(args: list[str]) -> int:
         name = (missing.name or "").partition(".")[0]
         if name not in OPTIONAL_MODULES:
             raise
-        text = (
-            f"bigpool: expected {name} to be installed, got no such module; "
-            "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU, 'bigpool[cpu]' on any other"
-        )
+        text = f"bigpool: expected {name} to be installed, got no such module; {EXTRAS_REMEDY}"
         return _complain(text, EXIT_USAGE)
     return status if isinstance(status, int) else 0
 

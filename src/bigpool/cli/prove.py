@@ -23,7 +23,7 @@ OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--before", metavar="FILE|DIR|git:REV", help="The version with the bug: it must fail at the top.")
 @click.option("--after", metavar="FILE|DIR|git:REV", help="The fixed version: it must hold everywhere.")
 @click.option("--device", metavar="cpu|cuda|auto", default="auto", show_default=True, help="cpu is Triton's interpreter.")
-@click.option("--jobs", metavar="N", type=click.IntRange(1), help="Runs at a time.  [default: one a core, at most 4]")
+@click.option("--jobs", metavar="N", type=click.IntRange(1), help="Runs at a time.  [default: one a core, at most 3; on a GPU 8]")
 @click.option("--timeout", metavar="SECONDS", type=float, default=300.0, show_default=True, help="Limit of one run.")
 @click.option("--json", "json_file", type=OUT, metavar="FILE", help="Write the record (schema bigpool-proof/1).")
 @click.option("--from-json", "from_json", type=OUT, metavar="FILE", help="Show a record again and run nothing.")
@@ -54,7 +54,7 @@ def prove(
 
     Exit status: 0 proven, 1 refuted or without power, 2 could not run, 130 interrupted.
     """
-    _check(file, from_json, chosen)
+    _check(file, json_file, from_json, figure, chosen)
     if list_only:
         return _list(file)
     if mutants:
@@ -77,7 +77,8 @@ def prove(
     return int(data["status"])
 
 
-def _check(file: str | None, from_json: Path | None, chosen: dict[str, Any]) -> None:
+def _check(file: str | None, json_file: Path | None, from_json: Path | None, figure: Path | None, chosen: dict[str, Any]) -> None:
+    """What can be known to be wrong before minutes are spent on it."""
     faults = []
     if chosen["device"] not in ("cpu", "cuda", "auto"):
         faults.append(f"--device: expected cpu, cuda or auto, got {chosen['device']!r}; auto takes the GPU if there is one")
@@ -85,6 +86,13 @@ def _check(file: str | None, from_json: Path | None, chosen: dict[str, Any]) -> 
         faults.append(f"--timeout: expected more than 0 seconds, got {chosen['timeout']:g}; the default is 300")
     if from_json is not None and file is not None:
         faults.append(f"--from-json: expected no case file beside it, got {file}; a record holds its own cases")
+    if figure is not None:
+        from bigpool.proof.figure import check_target
+
+        check_target(figure)
+    for option, target in (("--json", json_file), ("--figure", figure)):
+        if target is not None and not target.absolute().parent.is_dir():
+            faults.append(f"{option}: expected a file in an existing folder, got {target}; make the folder first")
     if faults:
         raise ArgumentError("bigpool prove", *faults)
 

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from bigpool.pools._ranges import Range
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MADV_DONTDUMP = 16
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_READ_WRITE = 3
 _NO_ACCESS = 0
 
 # On a small virtual machine a mapping takes 7 us, and filling 16 KiB of new memory 8 us.
@@ -180,6 +179,9 @@ def _too_many_mappings(needed: int, limit: int) -> str:
 
 
 def _refusal(error: int, length: int, reserving: bool) -> str:
+    # Not on every system, where this module must still import to say so.
+    import resource
+
     limit = max_map_count()
     if error == errno.ENOMEM and not reserving and mapping_count() >= limit - 2:
         return _too_many_mappings(1, limit)

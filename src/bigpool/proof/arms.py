@@ -68,7 +68,8 @@ class ArmStore:
             return None
         texts = {module: narrow(text) for module, text in sources.items()}
         written = self._write("narrowed", base.modules, texts)
-        return self._add("narrowed", FAILS, f"{base.name} without its {count} widenings", written)
+        lost = "its widening" if count == 1 else f"its {count} widenings"
+        return self._add("narrowed", FAILS, f"{base.name} without {lost}", written)
 
     def given(self, name: str, expect: str, spec: str | None, base: Mapping[str, Path]) -> Arm:
         """A user's --before or --after: FILE, a folder, git:REV of the same files, or None for the files as they are."""

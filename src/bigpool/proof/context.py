@@ -15,6 +15,7 @@ from bigpool.pools import SparsePool
 from bigpool.proof.case import WRONG_IN_INTERPRETER, DesignedSkip
 
 INT32_MAX = 2**31 - 1
+WHERE = {"bottom": "below the wall", "top": "above the wall", "across": "across the wall"}
 Role = Literal["read", "write"]
 
 
@@ -239,7 +240,7 @@ class Context:
             first = wall - (pages // 2 if pages > 1 else int(straddles))
         if first < 0 or first + pages > num_pages:
             raise ProofError(
-                f"{name}: expected a pool that holds {pages} pages {self.placement} of its wall at page {wall}, "
+                f"{name}: expected a pool that holds {pages} pages {WHERE[self.placement]} at page {wall}, "
                 f"got num_pages={num_pages}; leave num_pages out"
             )
         return torch.arange(first, first + pages)

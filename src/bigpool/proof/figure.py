@@ -6,13 +6,14 @@ picture can be read on light and on dark pages.
 
 from __future__ import annotations
 
+import importlib.util
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bigpool.errors import BackendError, ProofError
-from bigpool.proof.report import main_tensor, short
+from bigpool.proof.report import Runs, main_tensor, runs_of, short
 
 INK, FAINT, GOOD, BAD, WALL, POOL = "#768390", "#8b949e", "#2da44e", "#e5534b", "#c69026", "#4184e4"
 SUFFIXES = (".svg", ".png")
@@ -25,20 +26,13 @@ BAR, BAR_TOP = 20.0, 24.0
 COLUMNS = {"bottom": 17.0, "across": 41.0, "top": 65.0}
 HEADER_LINE, ARM_LINES = 13.0, (10.0, 6.4)
 
-Runs = Mapping[tuple[str, str, str], Mapping[str, Any]]
-
 
 def draw(record: Mapping[str, Any], file: Path) -> None:
     """Write the picture as SVG or PNG, by the suffix of `file`."""
-    suffix = file.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ProofError(f"--figure: expected a file that ends in .svg or .png, got {file.name}; both are drawn alike")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        text = "--figure: expected matplotlib to be installed, got no such module; pip install 'bigpool[plot]'"
-        raise BackendError(text) from None
+    check_target(file)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     verdict, runs = _chosen(record)
     with rc_context({"svg.hashsalt": "bigpool", "font.size": 9, "text.color": INK, "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(9.2, 3.7))
@@ -47,18 +41,22 @@ def draw(record: Mapping[str, Any], file: Path) -> None:
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 40)
         _Picture(axes, record, verdict, runs).paint()
-        figure.savefig(file, transparent=True, dpi=200, metadata={"Date": None} if suffix == ".svg" else None)
+        figure.savefig(file, transparent=True, dpi=200, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+
+
+def check_target(file: Path) -> None:
+    """Raises where nothing could be drawn into `file`, whatever the record says."""
+    if file.suffix.lower() not in SUFFIXES:
+        raise ProofError(f"--figure: expected a file that ends in .svg or .png, got {file.name}; both are drawn alike")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendError("--figure: expected matplotlib to be installed, got no such module; pip install 'bigpool[plot]'")
 
 
 def _chosen(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], Runs]:
     """The verdict to show and its runs by (arm, placement, guard)."""
     fixed = record["arms"][0]["name"]
     for verdict in record["verdicts"]:
-        runs = {
-            (run["arm"], run["placement"], run["guard"]): run
-            for run in record["runs"]
-            if (run["case"], run["dtype"]) == (verdict["case"], verdict["dtype"])
-        }
+        runs = runs_of(record, verdict)
         tensor = main_tensor(runs.get((fixed, "top", "unmapped")))
         if tensor is not None and tensor["ids_in_use"] < tensor["shape"][0]:
             return verdict, runs

@@ -47,7 +47,7 @@ def survey(options: Options, on_end: Callable[[Job, Run], None] = lambda job, ru
             on_end(job, run)
 
         def go(flows: Sequence[Flow]) -> None:
-            jobs, timeout = options.jobs or default_jobs(), options.timeout
+            jobs, timeout = options.jobs or default_jobs(machine), options.timeout
             drive(
                 machine.session, flows, jobs=jobs, timeout=timeout,
                 on_start=lambda job: None, on_end=lambda job, ended: keep(job, run_of(job, ended)),

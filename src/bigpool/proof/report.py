@@ -2,63 +2,75 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 STYLES = {"proven": "green", "refuted": "bold red", "no power": "red", "skipped": "yellow", "could not run": "yellow"}
 # In a pipe nothing is known of the reader's width, and a wrapped cell would be hard to search.
 PIPE_WIDTH = 400
+# Below this a table would break its words.
+NARROW = 110
 Row = dict[str, str]
+Runs = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 
 def columns(record: Mapping[str, Any]) -> list[str]:
-    broken = _broken_arm(record)
-    failing = [f"{broken} at top (unmapped / poison)"] if broken else []
-    return ["case", "pool and wall", "bottom", "top", "across", *failing, "error <= bound", "verdict"]
+    broken = _broken_column(record)
+    return ["case", "pool", "bottom", "top", "across", *([broken] if broken else []), "error", "verdict"]
 
 
 def rows(record: Mapping[str, Any]) -> list[Row]:
-    """One row for each verdict: column -> text."""
+    """One row for each verdict: column -> text, with line breaks where a terminal may break it."""
     made = []
-    fixed, broken = record["arms"][0]["name"], _broken_arm(record)
+    fixed, broken = record["arms"][0]["name"], _broken_column(record)
     several = len({case["dtype"] for case in record["cases"]}) > 1
     for verdict in record["verdicts"]:
-        runs = {
-            (run["arm"], run["placement"], run["guard"]): run
-            for run in record["runs"]
-            if (run["case"], run["dtype"]) == (verdict["case"], verdict["dtype"])
-        }
+        runs = runs_of(record, verdict)
         row = {
             "case": verdict["case"] + (f" {verdict['dtype']}" if several else ""),
-            "pool and wall": pool_text(runs.get((fixed, "top", "unmapped"))),
-            "bottom": _outcome(runs.get((fixed, "bottom", "unmapped")), "ok", ""),
+            "pool": pool_text(runs.get((fixed, "top", "unmapped"))),
+            "bottom": _outcome(runs.get((fixed, "bottom", "unmapped")), None),
             "top": _placed(runs, fixed, "top", ("unmapped", "poison")),
             "across": _placed(runs, fixed, "across", ("unmapped",)),
-            "error <= bound": _error(verdict),
+            "error": _error(verdict),
             "verdict": verdict["status"],
         }
         if broken:
             texts = verdict["broken"]
-            row[f"{broken} at top (unmapped / poison)"] = " / ".join(texts.get(guard, "-") for guard in ("unmapped", "poison"))
+            row[broken] = " /\n".join(brief(texts[guard]) if guard in texts else "-" for guard in ("unmapped", "poison"))
         made.append(row)
     return made
 
 
+def runs_of(record: Mapping[str, Any], verdict: Mapping[str, Any]) -> Runs:
+    """The runs that a verdict was made from, by (arm, placement, guard)."""
+    return {
+        (run["arm"], run["placement"], run["guard"]): run
+        for run in record["runs"]
+        if (run["case"], run["dtype"]) == (verdict["case"], verdict["dtype"])
+    }
+
+
 def pool_text(run: Mapping[str, Any] | None) -> str:
-    """The largest paged tensor of a run: its pages, its wall and the pages in use."""
+    """The size and the wall of the largest paged tensor of a run, in pages; in rows where every row is in use."""
     tensor = main_tensor(run)
     if tensor is None:
         return "-"
-    size = tensor["virtual_bytes"] / 2**30
-    if tensor["ids_in_use"] == tensor["shape"][0]:
-        return f"{tensor['name']}: {tensor['shape'][0]:,} rows over {size:.1f} GiB, wall at row {tensor['wall']:,}"
-    used = f"{tensor['first_id']:,}..{tensor['last_id']:,}"
-    return f"{tensor['name']}: {tensor['shape'][0]:,} pages, {size:.1f} GiB, wall at {tensor['wall']:,}, top is {used}"
+    what = "rows" if tensor["ids_in_use"] == tensor["shape"][0] else "pages"
+    return f"{tensor['shape'][0]:,} {what},\nwall {tensor['wall']:,}"
+
+
+def brief(text: str) -> str:
+    """What happened without the particulars, which the record has: `NaN`, `killed: SIGSEGV at verify.py:88`."""
+    text = re.sub(r"^(NaN|killed: CUDA [a-z ]+?) in .*", r"\1", text)
+    return re.sub(r"^(unequal \(|error:|timeout:).*", lambda found: found[1].rstrip(" (:"), text)
 
 
 def main_tensor(run: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -73,13 +85,10 @@ def show(record: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    names = columns(record)
-    for name in names:
-        table.add_column(name, style="bold" if name == "case" else None, overflow="fold")
-    for row in rows(record):
-        table.add_row(*(Text(row[name], style=STYLES.get(row[name], "")) for name in names))
-    console.print(table)
+    if console.width < NARROW:
+        _show_list(record, console)
+    else:
+        _show_table(record, console)
     for verdict in record["verdicts"]:
         if verdict["findings"]:
             console.print()
@@ -102,6 +111,25 @@ def show(record: Mapping[str, Any], console: Console | None = None) -> None:
     console.print(record["summary"], style=style, markup=False)
 
 
+def _show_table(record: Mapping[str, Any], console: Console) -> None:
+    names = columns(record)
+    line_break, gap = ("\n", 1) if console.is_terminal else (" ", 2)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name.replace("\n", line_break), style="bold" if name == "case" else None, overflow="fold")
+    for row in rows(record):
+        table.add_row(*(Text(row[name].replace("\n", line_break), style=STYLES.get(row[name], "")) for name in names))
+    console.print(table)
+
+
+def _show_list(record: Mapping[str, Any], console: Console) -> None:
+    between = columns(record)[1:-1]
+    for row in rows(record):
+        console.print(f"{row['case']}: {row['verdict']}", style=STYLES[row["verdict"]], markup=False)
+        text = "; ".join(f"{name}: {row[name]}" for name in between)
+        console.print(Padding(Text(text.replace("\n", " ")), (0, 0, 0, 2)))
+
+
 def arm_text(arm: Mapping[str, Any]) -> str:
     """`arm shipped: the installed files; verify.py 1f2e3d4c (6 widenings)`."""
     files = ", ".join(
@@ -120,22 +148,25 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _broken_arm(record: Mapping[str, Any]) -> str:
-    return next((str(arm["name"]) for arm in record["arms"] if arm["expect"] == "fails"), "")
+def _broken_column(record: Mapping[str, Any]) -> str:
+    arm = next((arm["name"] for arm in record["arms"] if arm["expect"] == "fails"), "")
+    return f"{arm} at top\n(unmapped / poison)" if arm else ""
 
 
-def _placed(runs: Mapping[tuple[str, str, str], Mapping[str, Any]], arm: str, placement: str, guards: Sequence[str]) -> str:
+def _placed(runs: Runs, arm: str, placement: str, guards: Sequence[str]) -> str:
     bottom = runs.get((arm, "bottom", "unmapped"))
-    texts = [_outcome(runs.get((arm, placement, guard)), "same bits", "other bits", bottom) for guard in guards]
-    return next((text for text in texts if text not in ("same bits", "-")), texts[0])
+    texts = [_outcome(runs.get((arm, placement, guard)), bottom) for guard in guards]
+    return next((text for text in texts if text not in ("same\nbits", "-")), texts[0])
 
 
-def _outcome(run: Mapping[str, Any] | None, same: str, other: str, bottom: Mapping[str, Any] | None = None) -> str:
+def _outcome(run: Mapping[str, Any] | None, bottom: Mapping[str, Any] | None) -> str:
     if run is None:
         return "-"
     if run["outcome"] != "ok":
-        return short(run)
-    return same if bottom is None or run["digests"] == bottom["digests"] else other
+        return brief(short(run))
+    if bottom is None:
+        return "ok"
+    return "same\nbits" if run["digests"] == bottom["digests"] else "other\nbits"
 
 
 def short(run: Mapping[str, Any]) -> str:
@@ -152,4 +183,4 @@ def _error(verdict: Mapping[str, Any]) -> str:
     if not numbers:
         return "no oracle" if not verdict["oracle"] and verdict["status"] not in ("skipped", "could not run") else "-"
     worst = max(numbers, key=lambda error: error["error"] / (error["bound"] or 1.0))
-    return f"{worst['output']} {worst['error']:.2g} {'<=' if worst['ok'] else '>'} {worst['bound']:.2g}"
+    return f"{worst['error']:.2g}\n{'<=' if worst['ok'] else '>'} {worst['bound']:.2g}"

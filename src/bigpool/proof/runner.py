@@ -19,8 +19,9 @@ from bigpool.proof.isolate import Exit, Session
 from bigpool.proof.matrix import BROKEN_RUNS, FIXED_RUNS, Job, Proof, Unit, drive
 from bigpool.proof.verdict import Run, Verdict, run_of, summary
 
-# A big case in the interpreter needs up to 0.5 GiB, and a whole proof is to stay below 2 GiB.
-MAX_JOBS = 4
+# On the CPU a big case needs up to 0.5 GiB and a whole proof is to stay below 2 GiB; on a GPU a context alone takes that much
+# of the card.
+MAX_JOBS_CPU, MAX_JOBS_GPU = 3, 8
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def prove(options: Options, listener: Listener) -> dict[str, Any]:
         found = discovered(machine.session, options.file)
         units = choose(found["cases"], options, machine.interpreted)
         fixed, broken, why_none = choose_arms(ArmStore(machine.session.folder), found["kernels"], options)
-        jobs = options.jobs or default_jobs()
+        jobs = options.jobs or default_jobs(machine)
         proof = Proof(resolved(options.file), machine.device, machine.interpreted, fixed, broken, why_none, listener.on_verdict)
         listener.on_plan(count_runs(units, broken), plan_text(machine, units, jobs))
         peaks: list[int] = []
@@ -143,6 +144,10 @@ def prove(options: Options, listener: Listener) -> dict[str, Any]:
             on_end=on_end,
         )
         arms = [arm.describe() for arm in (fixed, broken) if arm is not None]
+    # Cases end in any order; a record is to be compared with the last one.
+    order = {(unit.case["name"], unit.dtype): index for index, unit in enumerate(units)}
+    proof.verdicts.sort(key=lambda verdict: order[verdict.case, verdict.dtype])
+    proof.runs.sort(key=lambda run: order[run.case, run.dtype])
     line, status = summary(proof.verdicts)
     return record.build(
         options=options,
@@ -212,14 +217,14 @@ def choose_arms(store: ArmStore, kernels: Mapping[str, str], options: Options) -
     return fixed, broken, "" if broken is not None else why
 
 
-def default_jobs() -> int:
-    return max(1, min(len(os.sched_getaffinity(0)), MAX_JOBS))
+def default_jobs(machine: Machine) -> int:
+    return max(1, min(len(os.sched_getaffinity(0)), MAX_JOBS_CPU if machine.interpreted else MAX_JOBS_GPU))
 
 
 def count_runs(units: Sequence[Unit], broken: Arm | None) -> int:
     """How many runs there will be if every bottom run holds."""
     fixed = sum(1 + sum(placement in unit.case["placements"] for placement, _ in FIXED_RUNS) for unit in units)
-    return fixed + (len(units) * len(BROKEN_RUNS) if broken is not None else 0)
+    return fixed + (len(units) * (1 + len(BROKEN_RUNS)) if broken is not None else 0)
 
 
 def plan_text(machine: Machine, units: Sequence[Unit], jobs: int) -> str:
@@ -227,4 +232,4 @@ def plan_text(machine: Machine, units: Sequence[Unit], jobs: int) -> str:
     versions = machine.probe["versions"]
     cases = "case" if len(units) == 1 else "cases"
     made_with = f"triton {versions['triton']}, torch {versions['torch']}"
-    return f"{len(units)} {cases} on {where}, {made_with}, {jobs} at a time ({os.cpu_count()} cores, at most {MAX_JOBS})"
+    return f"{len(units)} {cases} on {where}, {made_with}, {jobs} at a time on {os.cpu_count()} cores"

@@ -9,7 +9,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,8 +22,28 @@ from bigpool.proof.case import WRONG_IN_INTERPRETER, DesignedSkip, Oracle
 from bigpool.proof.context import Context
 from bigpool.proof.registry import discover, find_case
 
-# The texts by which CUDA reports a wild access; anything else is an ordinary error.
-CUDA_FAULTS = ("an illegal memory access was encountered", "misaligned address", "unspecified launch failure")
+# The texts by which CUDA reports a wild access, and what they are called here; anything else is an ordinary error.
+CUDA_FAULTS = {
+    "an illegal memory access was encountered": "CUDA illegal access",
+    "misaligned address": "CUDA misaligned address",
+    "unspecified launch failure": "CUDA launch failure",
+}
+
+
+@dataclass
+class LaunchLog:
+    """The kernels that this process launched: (file, name) -> count, and the code of the last one."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    last: CodeType | None = None
+
+    def add(self, code: CodeType) -> None:
+        self.counts[code.co_filename, code.co_name] += 1
+        self.last = code
+
+
+# A child does one job, so that there is one log.
+LAUNCHED = LaunchLog()
 
 
 def perform(job: Mapping[str, Any]) -> int:
@@ -48,10 +70,18 @@ def _guarded(work: Callable[[Mapping[str, Any]], dict[str, Any]], job: Mapping[s
     except Exception as error:
         traceback.print_exc()
         text = " ".join(str(error).split()) or "no text"
-        fault = next((fault for fault in CUDA_FAULTS if fault in text), None)
+        fault = next((name for said, name in CUDA_FAULTS.items() if said in text), None)
         if fault is not None:
-            return {"outcome": "killed", "detail": f"CUDA: {fault}", "where": _where(error, job)}
+            return {"outcome": "killed", **_cuda_fault(fault, error, job)}
         return {"outcome": "error", "detail": f"{type(error).__name__}: {text[:400]}", "where": _where(error, job)}
+
+
+def _cuda_fault(fault: str, error: BaseException, job: Mapping[str, Any]) -> dict[str, str]:
+    """Launches block, so the kernel that was launched last is the one that died; CUDA does not name a line in it."""
+    code = LAUNCHED.last
+    if code is None:
+        return {"detail": fault, "where": _where(error, job)}
+    return {"detail": f"{fault} in {code.co_name}", "where": f"{Path(code.co_filename).name}:{code.co_firstlineno}"}
 
 
 def _prefix(error: BaseException) -> str:
@@ -93,12 +123,11 @@ def _context(job: Mapping[str, Any], kernels: Any) -> Context:
 def run_case(job: Mapping[str, Any]) -> dict[str, Any]:
     """Build, launch, save the outputs, check the canaries."""
     case, kernels = find_case(job["file"], job["case_module"], job["case"], job["arm_modules"])
-    launches: Counter[tuple[str, str]] = Counter()
     with _context(job, kernels) as ctx:
         inputs = case.build(ctx)
         # Left behind before anything can die, so that the record knows the pool of a killed run.
         _write_json(Path(job["folder"]) / "tensors.json", [placed.facts() for placed in ctx.placed])
-        with counted_launches(launches):
+        with counted_launches(LAUNCHED):
             given = case.run(ctx, inputs)
             if ctx.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -109,13 +138,15 @@ def run_case(job: Mapping[str, Any]) -> dict[str, Any]:
             "detail": "",
             "digests": {name: _digest(tensor) for name, tensor in outputs.items()},
             "nan": {name: int(tensor.isnan().sum()) for name, tensor in outputs.items()},
-            "launches": [{"kernel": name, "file": file, "count": count} for (file, name), count in sorted(launches.items())],
+            "launches": [
+                {"kernel": name, "file": file, "count": count} for (file, name), count in sorted(LAUNCHED.counts.items())
+            ],
         }
         try:
             ctx.check_canaries()
         except CanaryError as error:
             result |= {"outcome": "canary", "detail": str(error)}
-    _require_launch(case.name, job["arm"], job["arm_modules"], launches)
+    _require_launch(case.name, job["arm"], job["arm_modules"], LAUNCHED.counts)
     for launch in result["launches"]:
         launch["file"] = Path(launch["file"]).name
     return result
@@ -156,15 +187,14 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def counted_launches(launches: Counter[tuple[str, str]]) -> Iterator[None]:
-    """Counts kernel launches by (file, name) while it is open, compiled and interpreted ones."""
+def counted_launches(log: LaunchLog) -> Iterator[None]:
+    """Notes kernel launches while it is open, compiled and interpreted ones."""
     from triton.runtime.interpreter import GridExecutor
     from triton.runtime.jit import JITFunction
 
     def counting(original: Callable[..., Any]) -> Callable[..., Any]:
         def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-            code = self.fn.__code__
-            launches[code.co_filename, code.co_name] += 1
+            log.add(self.fn.__code__)
             return original(self, *args, **kwargs)
 
         return counted

@@ -120,8 +120,7 @@ class VerifyCase(Case):
     def build(self, ctx: Context) -> list[Call]:
         pages = max(sum(batch.pages(self.page_size)) for batch in self.batches)
         k, v = self._contents(ctx, pages)
-        q_heads, kv_heads = self.heads
-        queries = [ctx.randn(batch.num_tokens, q_heads, self.head_dim) for batch in self.batches]
+        queries = [ctx.randn(batch.num_tokens, self.heads[0], self.head_dim) for batch in self.batches]
         tables = [self._logical_table(ctx, batch, pages) for batch in self.batches]
         if self.planted:
             for batch, q, table in zip(self.batches, queries, tables, strict=True):
