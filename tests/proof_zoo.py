@@ -110,6 +110,13 @@ class WrongValues(Holds):
         return Oracle({"out": inputs[0].read().double()})
 
 
+class RoughOracle(Holds):
+    name = "rough-oracle"
+
+    def oracle(self, ctx, inputs):
+        return Oracle({"out": inputs[0].read()[[2, 0, 1]].float()})
+
+
 class TooSmall(Copy):
     name = "too-small"
     num_pages = 1000
@@ -142,10 +149,11 @@ ENDINGS = {
     "no-launch": "could not run",
     "no-power": "no power",
     "wrong-values": "refuted",
+    "rough-oracle": "could not run",
     "too-small": "could not run",
     "returns-nothing": "could not run",
 }
 CASES = [
-    Holds(), Skips(), NeedsBf16(), AsksForFp8(), SkipsAtTheTop(), Raises(), NoLaunch(), NoPower(), WrongValues(), TooSmall(),
-    ReturnsNothing(), Sleeps(),
+    Holds(), Skips(), NeedsBf16(), AsksForFp8(), SkipsAtTheTop(), Raises(), NoLaunch(), NoPower(), WrongValues(), RoughOracle(),
+    TooSmall(), ReturnsNothing(), Sleeps(),
 ]  # fmt: skip

@@ -78,6 +78,8 @@ def test_before_and_after_stand_for_the_current_file_where_one_is_missing(
     fixed, broken, _ = choose_arms(store, {"my_kernel": str(user["my_kernel"])}, Options(**given))
     assert broken is not None
     assert (fixed.name, fixed.expect, broken.name, broken.expect) == ("after", "holds", "before", "fails")
+    names = {"before": broken.modules["my_kernel"].name, "after": fixed.modules["my_kernel"].name}
+    assert names == {"before": "my_kernel.py", "after": "my_kernel.py"} | dict.fromkeys(given, "old.py")
     expected = {"before": PLAIN, "after": WIDE} if "before" in given else {"before": WIDE, "after": PLAIN}
     assert {"before": source(broken), "after": source(fixed)} == expected
 

@@ -103,6 +103,7 @@ def test_a_run_past_its_limit_is_ended(session: Session, tmp_path: Path) -> None
     started = tmp_path / "started"
     ended = run(session, "sleep", timeout=0.3, started=str(started))
     assert (ended.outcome, ended.detail) == ("timeout", "no answer within 0.3 s")
+    assert ended.seconds < 15, "it was waited for"
     assert eventually(lambda: not is_running(int(started.read_text())))
 
 
@@ -140,15 +141,31 @@ def test_when_the_parent_is_gone_the_server_cleans_up(tmp_path: Path) -> None:
         assert eventually(lambda: not is_running(int(started.read_text())) and not session.folder.exists())
 
 
+def test_a_parent_that_dies_while_torch_loads_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_load.py").write_text(f"open({str(tmp_path / 'loading')!r}, 'w')\nimport time\ntime.sleep(0.5)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Session(interpreted=True, preload=("slow_to_load",)) as session:
+        server = session._server
+        assert server is not None
+        assert eventually((tmp_path / "loading").exists)
+        for pipe in (server.stdin, server.stdout):
+            assert pipe is not None
+            pipe.close()
+        assert eventually(lambda: not session.folder.exists())
+        assert eventually(lambda: server.poll() is not None)
+
+
 def test_a_server_that_dies_is_an_error_and_no_hang(tmp_path: Path) -> None:
     started = tmp_path / "started"
     with light_session() as session:
         session.submit({"module": JOBS, "kind": "sleep", "started": str(started)}, timeout=60.0)
         assert eventually(started.exists)
+        began = time.monotonic()
         os.kill(session._server.pid, signal.SIGKILL)  # type: ignore[union-attr]
         with pytest.raises(ProofError) as caught:
             until(session, 1)
     assert str(caught.value) == "the process that runs the cases ended by itself (out of memory?); it said: nothing"
+    assert time.monotonic() - began < 15, "the child was waited for"
     assert eventually(lambda: not is_running(int(started.read_text())))
 
 

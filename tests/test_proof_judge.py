@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'bigpool[c
 
 from bigpool.errors import ProofError  # noqa: E402
 from bigpool.proof.isolate import Exit  # noqa: E402
-from bigpool.proof.judge import difference, judge_errors, ulp  # noqa: E402
+from bigpool.proof.judge import compare_job, difference, judge_errors, ulp  # noqa: E402
 from bigpool.proof.verdict import Evidence, Run, Verdict, judge, run_of, summary  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
@@ -46,6 +46,37 @@ def test_the_same_bits_are_no_difference_also_with_nan() -> None:
 )
 def test_a_difference_names_the_first_place(reference: Any, outputs: Any, text: str) -> None:
     assert difference(reference, outputs) == text
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.int8, torch.bool])
+def test_every_output_dtype_can_be_compared(dtype: Any) -> None:
+    one, other = torch.tensor([1.0, 0.0]).to(dtype), torch.tensor([1.0, 1.0]).to(dtype)
+    assert difference({"k": one}, {"k": one.clone()}) == ""
+    assert difference({"k": one}, {"k": other}).startswith("k: 1 of 2 elements differ, first at [1]: ")
+    (entry,) = judge_errors({"k": one}, {"k": one.double()}, {})
+    assert entry["ok"]
+    (entry,) = judge_errors({"k": one}, {"k": one.double() + 4}, {})
+    assert not entry["ok"]
+
+
+def test_a_run_is_compared_with_the_bottom_of_its_own_arm(tmp_path: Path) -> None:
+    paths = {}
+    for key, value in (("a/bottom", 1.0), ("a/top", 1.5), ("b/bottom", 1.5), ("b/top", 1.5)):
+        paths[key] = str(tmp_path / key.replace("/", "-"))
+        torch.save({"out": t(value)}, paths[key])
+    job = {"runs": paths, "references": {key: f"{key[0]}/bottom" for key in paths}, "oracle": ""}
+    compared = compare_job(job)["runs"]
+    assert {key: run["difference"] for key, run in compared.items()} == {
+        "a/bottom": "",
+        "a/top": "out: 1 of 1 elements differ, first at [0]: 1.5 in place of 1",
+        "b/bottom": "",
+        "b/top": "",
+    }
+    torch.save({"expected": {"out": t(1.5).double()}, "baseline": {}}, tmp_path / "oracle")
+    errors = {
+        key: run["errors"][0]["ok"] for key, run in compare_job({**job, "oracle": str(tmp_path / "oracle")})["runs"].items()
+    }
+    assert errors == {"a/bottom": False, "a/top": True, "b/bottom": True, "b/top": True}
 
 
 # The error rule.
@@ -293,7 +324,7 @@ def test_one_failure_of_the_broken_arm_gives_power(key: str, properties: dict[st
 
 def test_nan_that_the_right_output_has_too_is_no_sign_of_failure() -> None:
     nan = {"nan": {"out": 2}}
-    made = verdict({"shipped/bottom/unmapped": nan, "narrowed/top/poison": {**nan, "difference": "out: 1 of 9"}})
+    made = verdict({"narrowed/bottom/unmapped": nan, "narrowed/top/poison": {**nan, "difference": "out: 1 of 9"}})
     assert made.broken["poison"] == "unequal (out: 1 of 9)"
 
 

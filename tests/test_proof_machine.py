@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'bigpool[cpu]'")
 
-from bigpool.errors import BackendError, ProofError  # noqa: E402
+from bigpool.errors import BackendError, ProofError, UnsupportedPlatformError  # noqa: E402
 from bigpool.proof import runner, worker  # noqa: E402
 from bigpool.proof.case import DesignedSkip  # noqa: E402
 from bigpool.proof.matrix import Unit, meaning  # noqa: E402
@@ -56,6 +56,16 @@ def test_without_a_driver_no_gpu_is_looked_for(opened: list[runner.Machine], mon
     with ExitStack() as stack:
         assert runner.open_machine(stack, "auto").interpreted
     assert len(opened) == 1
+
+
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.sys, "platform", "darwin")
+    with ExitStack() as stack, pytest.raises(UnsupportedPlatformError) as caught:
+        runner.open_machine(stack, "auto")
+    assert str(caught.value) == (
+        "bigpool prove: expected Linux (sparse pools and a fork server), got 'darwin'; "
+        "run in a Linux container or virtual machine"
+    )
 
 
 @pytest.mark.usefixtures("opened")

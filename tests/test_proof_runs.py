@@ -14,12 +14,20 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="needs triton: pip install 'bigpool[cpu]'")
+triton = pytest.importorskip("triton", reason="needs triton: pip install 'bigpool[cpu]'")
+numpy = pytest.importorskip("numpy", reason="needs numpy: pip install 'bigpool[cpu]'")
 jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: pip install 'bigpool[test]'")
 
 import bigpool  # noqa: E402
+from bigpool.errors import BackendError  # noqa: E402
 from bigpool.proof.record import SCHEMA_FILE  # noqa: E402
+from bigpool.proof.worker import require_working_interpreter  # noqa: E402
 from proof_zoo import ENDINGS  # noqa: E402
+
+try:
+    require_working_interpreter(triton.__version__, numpy.__version__)
+except BackendError as error:
+    pytest.skip(str(error), allow_module_level=True)
 
 HERE = Path(__file__).parent
 ZOO = HERE / "proof_zoo.py"
@@ -51,7 +59,7 @@ def test_every_case_of_the_zoo_ends_as_it_should(zoo: tuple[subprocess.Completed
     done, record = zoo
     assert {verdict["case"]: verdict["status"] for verdict in record["verdicts"]} == ENDINGS
     assert done.returncode == record["status"] == 1
-    assert done.stdout.splitlines()[-1] == record["summary"] == "refuted: 2 of 8 cases: raises, wrong-values; 3 skipped by design"
+    assert done.stdout.splitlines()[-1] == record["summary"] == "refuted: 2 of 9 cases: raises, wrong-values; 3 skipped by design"
 
 
 INTERPRETER = "arithmetic is silently wrong in Triton's interpreter (triton {triton});"
@@ -80,6 +88,10 @@ INTERPRETER = "arithmetic is silently wrong in Triton's interpreter (triton {tri
             "no-power",
             "narrowed at the top did not fail as a wrapped index does (unmapped: same bits; poison: same bits), "
             "so this case would not see the bug",
+        ),
+        (
+            "rough-oracle",
+            "oracle: case rough-oracle: expected float64 in Oracle.expected['out'], got torch.float32; call .double()",
         ),
         (
             "too-small",
@@ -217,6 +229,15 @@ def test_the_example_is_proven_after_its_fix(tmp_path: Path) -> None:
         ("after", "holds", 2),
         ("before", "fails", 0),
     ]
+
+
+def test_the_case_of_the_documentation_is_proven(tmp_path: Path) -> None:
+    text = (HERE.parent / "docs" / "prove-your-kernel.md").read_text()
+    (tmp_path / "prove_gather.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    shutil.copy(EXAMPLE / "fixed_gather.py", tmp_path / "naive_gather.py")
+    done = prove("prove_gather.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\narm narrowed: shipped without its 2 widenings; 1 file without a widening\n" in done.stdout
 
 
 def test_without_the_bug_to_compare_with_a_kernel_is_not_proven(tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ class UnsupportedPlatformError(PoolError):
 
 
 class CanaryError(PoolError):
-    """Guard memory that nobody may write was written; `ranges` holds (offset in the guard pattern, bytes) pairs."""
+    """Guard memory that nobody may write was written.
+
+    `ranges` holds (offset, bytes) pairs: of the guard pattern first, then of the pool beside its mapped pages.
+    """
 
     def __init__(self, text: str, ranges: Sequence[tuple[int, int]]) -> None:
         self.ranges = tuple(ranges)

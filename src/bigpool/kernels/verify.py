@@ -144,7 +144,9 @@ def verify_partial_kernel(
     dest_ptrs = dest_ptr + token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
     mask_dest = mask_q[:, None] & (offs_d < HEAD_DIM)[None, :]
     if num_splits == 1:
-        out = tl.where(l[:, None] == 0.0, 0.0, acc / l[:, None])
+        # A row that sees no key has m -inf, l 0 and acc 0: it gives 0 and lse -inf.
+        l = tl.where(l == 0.0, 1.0, l)
+        out = acc / l[:, None]
         tl.store(dest_ptrs[:, None] + offs_d[None, :], out.to(dest_ptr.dtype.element_ty), mask=mask_dest)
         tl.store(lse_ptr + token * stride_lse_token + head, (m + tl.log2(l)) * LN2, mask=mask_q)
     else:
@@ -187,6 +189,7 @@ def verify_merge_kernel(
         weight = tl.where(l_split == 0.0, 0.0, tl.exp2(m_split - shift))
         part = tl.load(split_ptrs[:, None] + offs_d[None, :], mask=(l_split != 0.0)[:, None] & mask_d[None, :], other=0.0)
         acc += tl.sum(part * weight[:, None], 0)
-    out = tl.where(l == 0.0, 0.0, acc / l)
+    l = tl.where(l == 0.0, 1.0, l)
+    out = acc / l
     tl.store(out_ptr + token * stride_out_token + head * stride_out_head + offs_d, out.to(out_ptr.dtype.element_ty), mask=mask_d)
     tl.store(lse_ptr + token * stride_lse_token + head, (m + tl.log2(l)) * LN2)

@@ -57,7 +57,7 @@ def verify_attention(
         block_table: int32 [num_reqs, max_pages_per_req], page ids. Entries past the end of a request are not read.
         seq_lens: int32 [num_reqs], the length of each request *including* its new tokens, at most 2^31 - 2^16.
         cu_seqlens_q: int32 [num_reqs + 1], exclusive prefix sums of the q_lens; non-decreasing.
-        max_seqlen_q: the largest q_len (host integer); later tokens of a longer request are not computed.
+        max_seqlen_q: the largest q_len, a host integer up to 256; what lies beyond it in a longer request is undefined.
         softmax_scale: head_dim ** -0.5 if None.
         num_splits: programs per request and kv head; None chooses from sizes alone, so that a captured graph stays valid.
         workspace: scratch, see Workspace.for_verify; None allocates per call.
@@ -237,9 +237,13 @@ def _launch(
     max_seqlen_q: int,
     num_splits: int,
     softmax_scale: float,
+    kernels: Any = None,
 ) -> None:
-    """Plans and launches; caches are seen as NHD. `num_splits` 0 chooses."""
-    from ..kernels.verify import verify_merge_kernel, verify_partial_kernel
+    """Plans and launches; caches are seen as NHD. `num_splits` 0 chooses. `kernels`: a version of bigpool.kernels.verify."""
+    if kernels is None:
+        from ..kernels import verify
+
+        kernels = verify
 
     num_tokens, num_q_heads, head_dim = q.shape
     num_pages, page_size, num_kv_heads, _ = k_pages.shape
@@ -258,7 +262,7 @@ def _launch(
         dest = torch.empty(shape, dtype=torch.float32, device=q.device) if scratch is None else carve(scratch, shape)
         dest_strides = dest.stride()[:3]
     options: dict[str, Any] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    verify_partial_kernel[(num_reqs, splits * plan.row_tiles, num_kv_heads)](
+    kernels.verify_partial_kernel[(num_reqs, splits * plan.row_tiles, num_kv_heads)](
         q, k_pages, v_pages, dest, lse, block_table, seq_lens, cu_seqlens_q,
         softmax_scale * LOG2_E, num_pages, max_seq_len,
         *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], *dest_strides, lse.stride(0), block_table.stride(0),
@@ -266,7 +270,7 @@ def _launch(
         TILE=config.tile, TILES_PER_PAGE=plan.tiles_per_page, BLOCK_M=config.block_m, ROW_TILES=plan.row_tiles, **options,
     )  # fmt: skip
     if splits > 1:
-        verify_merge_kernel[(num_reqs, max_seqlen_q, num_q_heads)](
+        kernels.verify_merge_kernel[(num_reqs, max_seqlen_q, num_q_heads)](
             dest, out, lse, cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
             HEAD_DIM=head_dim, HEAD_DIM_PAD=plan.head_dim_pad,
             SPLITS_PAD=next_power_of_2(splits), SPLIT_TILE=min(next_power_of_2(splits), 16),

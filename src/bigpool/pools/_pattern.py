@@ -9,6 +9,8 @@ import torch
 ROW_BYTES = 4096
 # Bounds the temporary tensors of a fill or a comparison.
 BATCH_BYTES = 1 << 22
+# On a GPU a fill of few bytes costs its launches.
+DEVICE_BATCH_BYTES = 1 << 25
 # A store of a few equal bytes can leave some of them as they were: holes up to this size do not split a report.
 REPORT_GAP = 16
 MAX_REPORTED = 1024
@@ -62,8 +64,9 @@ class Pattern:
         if self.byte is not None:
             view.fill_(self.byte)
             return
-        for start in range(0, view.numel(), BATCH_BYTES):
-            batch = view[start : start + BATCH_BYTES]
+        step = BATCH_BYTES if view.device.type == "cpu" else DEVICE_BATCH_BYTES
+        for start in range(0, view.numel(), step):
+            batch = view[start : start + step]
             batch.copy_(_canary(position + start, batch.numel(), view.device))
 
     def differs(self, view: torch.Tensor, position: int) -> torch.Tensor:

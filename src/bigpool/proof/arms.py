@@ -79,7 +79,9 @@ class ArmStore:
             texts = {module: _at_revision(spec.removeprefix("git:"), path) for module, path in base.items()}
         else:
             texts = _from_disk(name, Path(spec), base)
-        return self._add(name, expect, spec, self._write(name, base, texts))
+        # Under its own name, so that a crash line names the file that was given.
+        called = Path(spec).name if Path(spec).is_file() else ""
+        return self._add(name, expect, spec, self._write(name, base, texts, called))
 
     def mutant(self, base: Arm, module: str, index: int) -> Arm:
         """`base` with one widening of one file removed."""
@@ -88,11 +90,12 @@ class ArmStore:
         name = f"mutant-{module.rpartition('.')[2]}-{index}"
         return self._add(name, FAILS, f"{base.name} without widening {index} of {module}", self._write(name, base.modules, texts))
 
-    def _write(self, name: str, base: Mapping[str, Path], texts: Mapping[str, str]) -> dict[str, Path]:
+    def _write(self, name: str, base: Mapping[str, Path], texts: Mapping[str, str], called: str = "") -> dict[str, Path]:
         written = {}
         for module, text in texts.items():
             path = self.folder / "arms" / name / Path(*module.split("."))
-            path = path / base[module].name if base[module].name == "__init__.py" else path.parent / base[module].name
+            is_package = base[module].name == "__init__.py"
+            path = path / "__init__.py" if is_package else path.parent / (called or base[module].name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             written[module] = path

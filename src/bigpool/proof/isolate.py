@@ -34,6 +34,11 @@ SERVER_ENV = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+# What would change the kernels under proof, or mix their caches.
+DROPPED_ENV = {
+    "TRITON_INTERPRET", "TRITON_DEBUG", "TRITON_SANITIZE_OVERFLOW",
+    "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_DIR", "TRITON_CACHE_DIR",
+}  # fmt: skip
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -91,7 +96,7 @@ class Session:
         self.close()
 
     def _start(self) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+        env = {name: value for name, value in os.environ.items() if name not in DROPPED_ENV}
         env |= SERVER_ENV | ({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if self.interpreted else {})
         script = str(Path(__file__).with_name("server.py"))
         with (self.folder / "server.log").open("wb") as log:

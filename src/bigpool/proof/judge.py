@@ -14,12 +14,12 @@ Outputs = Mapping[str, torch.Tensor]
 
 
 def compare_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """For each run: how it differs from the reference run, and its error against the oracle (if there is one)."""
-    reference = torch.load(job["reference"], weights_only=True)
+    """For each run: how it differs from its reference run, and its error against the oracle (if there is one)."""
     oracle = torch.load(job["oracle"], weights_only=True) if job["oracle"] else None
     runs = {}
     for key, path in job["runs"].items():
         outputs = torch.load(path, weights_only=True)
+        reference = torch.load(job["runs"][job["references"][key]], weights_only=True)
         errors = [] if oracle is None else judge_errors(outputs, oracle["expected"], oracle["baseline"])
         runs[key] = {"difference": difference(reference, outputs), "errors": errors}
     return {"outcome": "ok", "detail": "", "runs": runs}

@@ -42,6 +42,8 @@ def find_case(file: str | None, module: str, name: str, arm: Mapping[str, str]) 
         loaded, kernels = importlib.import_module(module), None
     else:
         loaded = load_file(file, arm)
+        # An arm's copies lie elsewhere, but what they import lies beside the originals.
+        sys.path += [str(module_name(Path(path))[1]) for path in kernel_files(loaded, Path(file)).values()]
         kernels = importlib.import_module(next(iter(arm))) if arm else loaded
     for case in cases_of(loaded):
         if case.name == name:
@@ -50,7 +52,7 @@ def find_case(file: str | None, module: str, name: str, arm: Mapping[str, str]) 
 
 
 def load_file(file: str, arm: Mapping[str, str]) -> ModuleType:
-    """The user's case file as a module; its folder, and those of the arm's modules, can be imported from."""
+    """The user's case file as a module; what lies beside it can be imported."""
     path = Path(file)
     name, folder = module_name(path)
     sys.path.insert(0, str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from bigpool.errors import BackendError, ProofError
+from bigpool.errors import BackendError, ProofError, UnsupportedPlatformError
 from bigpool.proof import record
 from bigpool.proof.arms import FAILS, HOLDS, Arm, ArmStore, kernel_modules
 from bigpool.proof.case import WRONG_IN_INTERPRETER
@@ -68,6 +69,11 @@ class Machine:
 def open_machine(stack: ExitStack, device: str) -> Machine:
     """A session on the GPU if there is one that torch can use (or `device` insists), else on Triton's interpreter."""
     notes: list[str] = []
+    if sys.platform != "linux":
+        raise UnsupportedPlatformError(
+            f"bigpool prove: expected Linux (sparse pools and a fork server), got {sys.platform!r}; "
+            "run in a Linux container or virtual machine"
+        )
     if device == "cuda" or (device == "auto" and _driver_is_there()):
         machine = _probed(stack, False, notes)
         if machine.probe["gpu"] is not None:

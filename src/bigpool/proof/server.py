@@ -41,21 +41,27 @@ class Server:
         self.folder = hello["folder"]
         sys.path[:] = hello["path"]
         try:
-            for name in hello["preload"]:
-                importlib.import_module(name)
-        except Exception as error:
-            self._reply(ready=False, error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
-            return
-        gc.collect()
-        gc.freeze()
-        self._reply(ready=True)
-        try:
-            self._loop()
+            if self._preloaded(hello["preload"]):
+                self._loop()
+        except BrokenPipeError:
+            pass  # The parent is gone.
         finally:
             for pid in self.children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _preloaded(self, names: list[str]) -> bool:
+        try:
+            for name in names:
+                importlib.import_module(name)
+        except Exception as error:
+            self._reply(ready=False, error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+            return False
+        gc.collect()
+        gc.freeze()
+        self._reply(ready=True)
+        return True
 
     def _first_line(self) -> Any:
         while b"\n" not in self.buffer:

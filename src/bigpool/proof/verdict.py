@@ -97,7 +97,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a verdict is made from. `compared`: run key -> {"difference", "errors"} against the fixed arm at the bottom."""
+    """All that a verdict is made from. `compared`: run key -> {"difference" from its arm's bottom run, "errors"}."""
 
     case: str
     dtype: str
@@ -181,7 +181,7 @@ def _failure(run: Run, evidence: Evidence) -> tuple[str, bool]:
     difference = evidence.compared.get(run.key, {}).get("difference", "")
     if not difference:
         return "same bits", False
-    reference = evidence.runs[f"{evidence.fixed}/bottom/unmapped"]
+    reference = evidence.runs[f"{run.arm}/bottom/unmapped"]
     more_nan = [name for name, count in run.nan.items() if count > reference.nan.get(name, 0)]
     return (f"NaN in {listed(more_nan)}" if more_nan else f"unequal ({difference})"), True
 

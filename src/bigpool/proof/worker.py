@@ -137,7 +137,7 @@ def run_case(job: Mapping[str, Any]) -> dict[str, Any]:
             "outcome": "ok",
             "detail": "",
             "digests": {name: _digest(tensor) for name, tensor in outputs.items()},
-            "nan": {name: int(tensor.isnan().sum()) for name, tensor in outputs.items()},
+            "nan": {name: int(tensor.float().isnan().sum()) for name, tensor in outputs.items()},
             "launches": [
                 {"kernel": name, "file": file, "count": count} for (file, name), count in sorted(LAUNCHED.counts.items())
             ],
