@@ -47,7 +47,7 @@ sm, num_sms, smem = map(int, sys.argv[1:])
 rows = []
 shapes = ("bf16", 2, 256, 880, 8), ("fp16", 2, 128, 16, 1), ("fp32", 4, 64, 880, 4), ("bf16", 2, 512, 16, 8)
 for dtype, itemsize, head_dim, page_size, seqlen_q in shapes:
-    plan = plan_verify(DeviceProps("card", num_sms, smem), num_reqs=1, max_seqlen_q=seqlen_q, num_q_heads=24, num_kv_heads=4,
+    plan = plan_verify(DeviceProps("card", sm, num_sms, smem), num_reqs=1, max_seqlen_q=seqlen_q, num_q_heads=24, num_kv_heads=4,
                        head_dim=head_dim, itemsize=itemsize, page_size=page_size, max_seq_len=2**17)
     config = plan.config
     constants = dict(GROUP=6, HEAD_DIM=head_dim, HEAD_DIM_PAD=plan.head_dim_pad, PAGE_SIZE=page_size, TILE=config.tile,

@@ -26,4 +26,7 @@ def _cuda_props(index: int) -> DeviceProps:
     from triton.runtime import driver
 
     limits = driver.active.utils.get_device_properties(index)
-    return DeviceProps(torch.cuda.get_device_name(index), limits["multiprocessor_count"], limits["max_shared_mem"])
+    major, minor = torch.cuda.get_device_capability(index)
+    return DeviceProps(
+        torch.cuda.get_device_name(index), 10 * major + minor, limits["multiprocessor_count"], limits["max_shared_mem"]
+    )

@@ -15,15 +15,18 @@ MAX_SEQ_LEN = 2**31 - 2**16
 
 @dataclass(frozen=True)
 class DeviceProps:
-    """What a picker may know of a device. `smem_bytes` is the most shared memory that one block can opt in to."""
+    """What a picker may know of a device: `sm` 90 is compute capability 9.0, `smem_bytes` the most one block can opt in to."""
 
     name: str
+    sm: int
     num_sms: int
     smem_bytes: int
     interpreted: bool = False
 
 
-INTERPRETER = DeviceProps(name="triton interpreter", num_sms=4, smem_bytes=2**30, interpreted=True)
+INTERPRETER = DeviceProps(name="triton interpreter", sm=0, num_sms=16, smem_bytes=2**30, interpreted=True)
+# Their matrix units take operands from shared memory, which leaves the registers to the accumulator.
+WIDE_MMA = (90, 100, 103)
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,8 @@ def cdiv(a: int, b: int) -> int:
 
 
 def verify_smem_bytes(config: VerifyConfig, head_dim_pad: int, itemsize: int) -> int:
-    """Shared memory that a launch needs: K and V tiles of each stage, and the query and score tiles, in bytes."""
-    kv = 2 * config.num_stages * config.tile * head_dim_pad * itemsize
-    return kv + config.block_m * (head_dim_pad + config.tile) * itemsize
+    """Shared memory that a launch needs at most: K and V tiles of each stage, and the query tile, in bytes."""
+    return (2 * config.num_stages * config.tile + config.block_m) * head_dim_pad * itemsize
 
 
 def config_supports(config: VerifyConfig, props: DeviceProps, head_dim_pad: int, itemsize: int) -> bool:
@@ -68,22 +70,28 @@ def config_supports(config: VerifyConfig, props: DeviceProps, head_dim_pad: int,
     return verify_smem_bytes(config, head_dim_pad, itemsize) <= props.smem_bytes
 
 
-def pick_verify_config(props: DeviceProps, *, rows: int, head_dim_pad: int, itemsize: int) -> VerifyConfig:
-    """The tile for `rows` = max_seqlen_q * group rows per kv head; shrinks until it fits the device.
+def pick_verify_config(props: DeviceProps, *, rows: int, head_dim_pad: int, itemsize: int, page_size: int) -> VerifyConfig:
+    """The tile for `rows` = max_seqlen_q * group rows per kv head: the most keys and stages that fit the device.
 
-    The accumulator takes block_m * head_dim_pad / threads registers a thread: 64 at most, or it spills.
+    Chosen by times on an H200; for other cards by what the compiler says of registers and shared memory, not by times.
     """
-    block_m = min(max(next_power_of_2(rows), 16), max(16_384 // head_dim_pad, 16), 128)
     if props.interpreted:
-        return VerifyConfig(block_m, 256, 1, 1)
-    most_keys = max(16_384 // (head_dim_pad * itemsize), 16)
+        return VerifyConfig(min(max(next_power_of_2(rows), 16), 128), 256, 1, 1)
+    wide = props.sm in WIDE_MMA
+    most_rows = min((32_768 if wide else 16_384) // head_dim_pad, 128 if wide or head_dim_pad <= 64 else 64)
+    block_m = min(max(next_power_of_2(rows), 16), max(most_rows, 16))
+    most_keys = (16_384 if block_m * head_dim_pad <= 16_384 else 8_192) // head_dim_pad
     if itemsize == 4:
         # fp32 dots run on the plain cores, with whole operands in registers.
-        block_m, most_keys = 16, min(most_keys, 32)
-    num_warps = 4 if block_m * head_dim_pad <= 4_096 else 8
-    candidates = [
-        VerifyConfig(block_m, tile, num_warps, stages) for tile in (64, 32, 16) if tile <= most_keys for stages in (3, 2, 1)
-    ]
+        block_m = most_keys = 16
+    tiles = [tile for tile in (64, 32, 16) if tile <= max(most_keys, 16)]
+    shapes = [(tile, stages) for tile in tiles for stages in (3, 2)] + [(16, 1)]
+    candidates = []
+    for tile, stages in shapes:
+        # A gather holds a pointer for every row.
+        lean = wide and itemsize < 4 and pick_tiles_per_page(page_size, tile) > 0
+        few = block_m <= 64 and block_m * head_dim_pad <= (16_384 if lean else 4_096)
+        candidates.append(VerifyConfig(block_m, tile, 4 if few else 8, stages))
     return next((c for c in candidates if config_supports(c, props, head_dim_pad, itemsize)), candidates[-1])
 
 
@@ -93,10 +101,10 @@ def pick_tiles_per_page(page_size: int, tile: int) -> int:
     return tiles if tiles * tile * 3 <= page_size * 4 else 0
 
 
-def pick_num_splits(props: DeviceProps, *, programs: int, max_tiles: int) -> int:
-    """Splits that fill the device twice over with `programs` = requests x kv heads x row tiles."""
-    wanted = cdiv(2 * props.num_sms, programs) if programs < 2 * props.num_sms else 1
-    return max(1, min(wanted, max_tiles, MAX_NUM_SPLITS))
+def pick_num_splits(props: DeviceProps, *, programs: int, max_tiles: int, smem_bytes: int) -> int:
+    """Splits that fill the device once with `programs` = requests x kv heads x row tiles, as its shared memory allows."""
+    resident = props.num_sms * max(min(props.smem_bytes // smem_bytes, 2), 1)
+    return max(1, min(resident // programs, max_tiles, MAX_NUM_SPLITS))
 
 
 def plan_verify(
@@ -115,11 +123,12 @@ def plan_verify(
     """The launch for a shape. Depends on sizes alone, never on values, so a captured graph stays valid."""
     head_dim_pad = max(next_power_of_2(head_dim), 16)
     rows = max_seqlen_q * (num_q_heads // num_kv_heads)
-    config = pick_verify_config(props, rows=rows, head_dim_pad=head_dim_pad, itemsize=itemsize)
+    config = pick_verify_config(props, rows=rows, head_dim_pad=head_dim_pad, itemsize=itemsize, page_size=page_size)
     row_tiles = max(cdiv(rows, config.block_m), 1)
     if num_splits is None:
         programs = max(num_reqs * num_kv_heads * row_tiles, 1)
-        num_splits = pick_num_splits(props, programs=programs, max_tiles=cdiv(max_seq_len, config.tile))
+        smem_bytes = verify_smem_bytes(config, head_dim_pad, itemsize)
+        num_splits = pick_num_splits(props, programs=programs, max_tiles=cdiv(max_seq_len, config.tile), smem_bytes=smem_bytes)
     num_splits = max(min(num_splits, MAX_GRID_YZ // row_tiles), 1)
     return VerifyPlan(config, head_dim_pad, pick_tiles_per_page(page_size, config.tile), row_tiles, num_splits)
 

@@ -59,8 +59,9 @@ def _attend(q, k, v, scores_mask, mask_key, mask_row, m, l, acc, scale_log2, EDG
     if EDGE:
         # 0 * NaN is NaN: a NaN in a later draft token must reach only the rows that see it.
         finite = tl.abs(v.to(tl.float32)) < float("inf")
-        seen = tl.dot(scores_mask.to(q.dtype), tl.where(finite, 0.0, 1.0).to(q.dtype), input_precision="ieee")
-        acc = tl.where(seen > 0.0, float("nan"), acc)
+        bad_key = tl.max(tl.where(finite, 0, 1), 1)
+        sees_bad = tl.max(tl.where(scores_mask, bad_key[None, :], 0), 1)
+        acc = tl.where(sees_bad[:, None] > 0, float("nan"), acc)
         v = tl.where(finite, v, 0.0)
     acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
     return m_new, l, acc
@@ -141,6 +142,7 @@ def verify_partial_kernel(
         m, l, acc = _attend(q, k, v, visible, mask_key, mask_row, m, l, acc, scale_log2, True)
 
     offs_d = tl.arange(0, HEAD_DIM_PAD)
+    # bigpool: assume split * stride_dest_split < 2**31, Workspace refuses splits of a token and head that span more
     dest_ptrs = dest_ptr + token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
     mask_dest = mask_q[:, None] & (offs_d < HEAD_DIM)[None, :]
     if num_splits == 1:
@@ -182,6 +184,7 @@ def verify_merge_kernel(
     acc = tl.zeros([HEAD_DIM_PAD], tl.float32)
     for first in tl.range(0, num_splits, SPLIT_TILE):
         split = first + tl.arange(0, SPLIT_TILE)
+        # bigpool: assume split * stride_part_split < 2**31, Workspace refuses splits of a token and head that span more
         split_ptrs = row_ptr + split * stride_part_split
         l_split = tl.load(split_ptrs + HEAD_DIM + 1, mask=split < num_splits, other=0.0)
         m_split = tl.load(split_ptrs + HEAD_DIM, mask=split < num_splits, other=float("-inf"))

@@ -72,8 +72,9 @@ def verify_attention(
         token that sees a key whose page id is outside the pool gives NaN; such a page is never read. A longer seq_len than
         the table holds counts as what it holds. Rows of `out` and `lse` that belong to no request are undefined.
 
-    Deterministic run to run for given sizes. Does not sync the host unless `check`; CUDA-graph capturable. NaN in keys or
-    values that a token does not see never reaches its row.
+    Deterministic run to run for given sizes. Does not sync the host unless `check`; CUDA-graph capturable. NaN or infinity in
+    keys or values that a token does not see never reaches its row; in values of the newest keys it makes all of a row that
+    sees them NaN.
 
     Raises:
         ArgumentError: listing every fault.  WorkspaceError: the workspace is too small, and by how much.
