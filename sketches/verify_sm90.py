@@ -26,7 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from bigpool.kernels.verify import verify_merge_kernel
-from bigpool.ops.verify import LOG2_E, verify_attention
+from bigpool.ops.verify import verify_attention
+from bigpool.reference import LOG2_E
 
 
 @gluon.jit

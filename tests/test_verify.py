@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bigpool import reference
-from bigpool.ops.verify import verify_attention
+from bigpool.ops.verify import _launch, verify_attention
 from verify_inputs import check, make, run, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,6 +26,15 @@ def test_head_dims(head_dim):
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (8, 2), (24, 4), (16, 1), (20, 4), (160, 1)])
 def test_head_ratios(heads):
     check(make([70, 33], [3, 9], heads=heads, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("seq_len", [1, 2, 40])
+def test_few_keys_over_many_seeds(seq_len, head_dim, dtype):
+    """With few numbers, one order may be right by luck: the bound must come from several."""
+    for seed in range(12):
+        check(make([seq_len], [1], heads=(2, 1), head_dim=head_dim, dtype=dtype, seed=seed, device=DEVICE))
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 7])
@@ -63,6 +72,28 @@ def test_q_and_out_strides():
     assert same_bits(out[:, :, 20:84], run(call)[0])
     assert out[:, :, :20].isnan().all()
     assert out[:, :, 84:].isnan().all()
+
+
+def test_output_is_contiguous_for_queries_of_any_strides():
+    """torch.empty_like keeps the order of strides, and these put the head dim in the middle."""
+    call = make([40, 33], [3, 1], head_dim=32, device=DEVICE)
+    call["q"] = torch.as_strided(torch.randn(1_000, device=DEVICE).half(), (4, 4, 32), (1, 1, 1))
+    out, _ = check(call)
+    assert out.is_contiguous()
+
+
+def test_a_group_and_q_len_whose_product_wraps():
+    """2^20 query tokens of 2,048 heads, all of one element: what lies beyond max_seqlen_q is undefined, the rest is not."""
+    tokens, heads, head_dim = 2**20, 2_048, 16
+    call = make([64], [1], heads=(1, 1), head_dim=head_dim, dtype=torch.float32, device=DEVICE)
+    q = call["q"].expand(tokens, heads, head_dim)
+    out = torch.full((heads, head_dim), 7.0, device=DEVICE)
+    shared = torch.as_strided(out, (tokens, heads, head_dim), (0, head_dim, 1))
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=DEVICE)
+    arguments = (call["k_cache"], call["v_cache"], call["block_table"], call["seq_lens"], starts)
+    lse = torch.empty(heads, device=DEVICE).expand(tokens, heads)
+    _launch(q, *arguments, shared, lse, None, 1, 1, 0.25)
+    assert (out != 7.0).all()
 
 
 def test_requests_share_pages():

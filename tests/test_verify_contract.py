@@ -11,7 +11,7 @@ import torch
 from bigpool._device import device_props
 from bigpool.errors import ArgumentError, WorkspaceError
 from bigpool.ops.verify import verify_attention
-from bigpool.tuning import DeviceProps
+from bigpool.tuning import DeviceProps, plan_verify, scratch_floats
 from bigpool.workspace import Workspace, verify_scratch_bytes
 from verify_inputs import make, run, same_bits
 
@@ -39,8 +39,15 @@ CASES = {
     "seq_lens shape": ({"seq_lens": lambda c: c["seq_lens"][:1]}, "seq_lens: expected int32 [num_reqs=2], got int32 [1]; pass one entry per request"),
     "cu_seqlens_q shape": ({"cu_seqlens_q": lambda c: c["cu_seqlens_q"][1:]}, "cu_seqlens_q: expected int32 [num_reqs+1=3], got int32 [2]; pass one entry per request"),
     "kv_layout": ({"kv_layout": lambda c: "DNH"}, "kv_layout: expected 'NHD' or 'HND', got 'DNH'; name the order of the axes of a page"),
-    "max_seqlen_q": ({"max_seqlen_q": lambda c: 257}, "max_seqlen_q: expected 0..256, got 257; verify is for a few tokens; split longer queries"),
-    "num_splits": ({"num_splits": lambda c: 129}, "num_splits: expected None or 1..128, got 129; None chooses"),
+    "max_seqlen_q": ({"max_seqlen_q": lambda c: 257}, "max_seqlen_q: expected an int 0..256, got 257; verify is for a few tokens; split longer queries"),
+    "num_splits": ({"num_splits": lambda c: 129}, "num_splits: expected None or an int 1..128, got 129; None chooses"),
+    "max_seqlen_q type": ({"max_seqlen_q": lambda c: 4.0}, "max_seqlen_q: expected an int 0..256, got 4.0; verify is for a few tokens; split longer queries"),
+    "softmax_scale": ({"softmax_scale": lambda c: "x"}, "softmax_scale: expected None or a number, got 'x'; None is head_dim ** -0.5"),
+    "no tensor": ({"block_table": lambda c: [[1]]}, "block_table: expected a tensor [num_reqs, max_pages_per_req], got list; pass a torch.Tensor"),
+    "page_size": ({name: lambda c: c["k_cache"][:, :0] for name in ("k_cache", "v_cache")}, "k_cache: expected page_size 1..2^31 - 1, got 0; page_size counts the slots of a page"),
+    "workspace": ({"workspace": lambda c: c["q"]}, "workspace: expected a bigpool.Workspace, got Tensor; make one with Workspace.for_verify"),
+    "workspace device": ({"workspace": lambda c: Workspace(torch.empty(8, device="meta"))}, "workspace: expected device cpu, got meta; make one with Workspace.for_verify(device='cpu')"),
+    "out overlaps": ({"out": lambda c: c["q"][:1].expand(7, 4, 64)}, "out: expected strides that hold no element twice, got [0, 64, 1]; call out.contiguous()"),
     "backend": ({"backend": lambda c: "cuda"}, "backend: expected 'auto' or 'triton' or 'torch', got 'cuda'; 'auto' chooses"),
     "out": ({"out": lambda c: c["q"].float()}, "out: expected float16 [num_tokens=7, num_q_heads=4, head_dim=64], got float32 [7, 4, 64]; pass torch.empty_like(q)"),
 }  # fmt: skip
@@ -83,7 +90,7 @@ def test_several_faults_are_listed_together():
         "verify_attention: 3 faults\n"
         "  block_table: expected int32 [num_reqs, max_pages_per_req], got int64 [2, 5]; call block_table.int()\n"
         "  cu_seqlens_q: expected int32 [num_reqs+1=2], got int32 [3]; pass one entry per request\n"
-        "  num_splits: expected None or 1..128, got 0; None chooses"
+        "  num_splits: expected None or an int 1..128, got 0; None chooses"
     )
 
 
@@ -154,6 +161,52 @@ def test_workspace_rejects_other_dtypes():
     assert str(caught.value) == "Workspace: part: expected float32 [values], got float16 [8]; pass fp32 scratch"
 
 
+def test_workspace_rejects_overlapping_scratch():
+    with pytest.raises(ArgumentError) as caught:
+        Workspace(torch.empty(1, 1, 1, 68).expand(4, 4, 3, 68))
+    assert str(caught.value) == (
+        "Workspace: part: expected strides that hold no element twice, got [0, 0, 0, 1]; call part.contiguous()"
+    )
+
+
+def test_workspace_maxima_are_checked():
+    with pytest.raises(ArgumentError) as caught:
+        workspace(num_kv_heads=0, max_seqlen_q=1_000, head_dim=-3, max_num_splits=0)
+    assert str(caught.value) == (
+        "Workspace.for_verify: 4 faults\n"
+        "  max_seqlen_q: expected an int 1..256, got 1000; see help(bigpool.verify_attention)\n"
+        "  num_kv_heads: expected an int 1..2048, got 0; see help(bigpool.verify_attention)\n"
+        "  head_dim: expected an int 16..512, got -3; see help(bigpool.verify_attention)\n"
+        "  max_num_splits: expected an int 1..128, got 0; see help(bigpool.verify_attention)"
+    )
+    with pytest.raises(ArgumentError) as caught:
+        workspace(num_kv_heads=3)
+    assert str(caught.value) == (
+        "Workspace.for_verify: num_q_heads: expected a multiple of num_kv_heads, got 4 and 3; repeat or drop heads"
+    )
+
+
+def test_workspace_holds_padded_queries():
+    call = make([200, 40], [5, 8], device=DEVICE)
+    call["q"] = torch.cat([call["q"], torch.zeros_like(call["q"]), torch.zeros_like(call["q"])])
+    run(call, workspace=workspace(max_num_tokens=39))
+    with pytest.raises(WorkspaceError, match="39 query tokens"):
+        run(call, workspace=workspace(max_num_reqs=2), num_splits=9)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
+def test_scratch_bytes_hold_every_plan_of_a_card(head_dim, itemsize):
+    sizes = {"num_q_heads": 24, "num_kv_heads": 4, "head_dim": head_dim}
+    nbytes = verify_scratch_bytes(H200, max_num_reqs=8, max_seqlen_q=16, **sizes)
+    for num_reqs in (1, 2, 3, 5, 8):
+        for seqlen_q in (1, 4, 7, 16):
+            for page_size in (1, 16, 880):
+                shape = {"num_reqs": num_reqs, "max_seqlen_q": seqlen_q, "itemsize": itemsize, "page_size": page_size}
+                plan = plan_verify(H200, max_seq_len=2**20, **shape, **sizes)
+                assert 4 * scratch_floats(num_reqs * seqlen_q, 24, head_dim, plan.num_splits) <= nbytes
+
+
 def test_workspace_rejects_splits_that_are_too_far_apart():
     with pytest.raises(ArgumentError) as caught:
         Workspace(torch.empty_strided((4, 2, 3, 68), (204, 102, 2**30, 1), device="meta"))
@@ -192,8 +245,15 @@ def test_torch_compile_reports_our_errors():
     def step(q):
         return verify_attention(**call | {"q": q, "num_splits": 0})
 
-    with pytest.raises(Exception, match=r"num_splits: expected None or 1\.\.128, got 0"):
+    with pytest.raises(Exception, match=r"num_splits: expected None or an int 1\.\.128, got 0"):
         step(call["q"])
+
+
+def test_outputs_carry_no_gradient():
+    call = make([300, 75], [8, 2], device=DEVICE)
+    call["q"].requires_grad_()
+    for backend in ("auto", "torch", "triton"):
+        assert not verify_attention(**call, backend=backend).requires_grad
 
 
 def test_operator_passes_opcheck():

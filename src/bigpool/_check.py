@@ -5,7 +5,7 @@ slot_mapping: expected int64 [num_tokens=512], got int32 [512]; call slot_mappin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError
 
@@ -20,6 +20,16 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two indices may share an element: some stride is shorter than what lies inside it."""
+    inside = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1):
+        if stride < inside:
+            return True
+        inside = stride * (size - 1) + inside
+    return False
+
+
 class Contract:
     """Collects the faults of one call. Axes are bound by the first tensor that names them."""
 
@@ -32,23 +42,27 @@ class Contract:
         """Adds `name: expected ..., got ...; remedy`."""
         self.faults.append(f"{name}: expected {expected}, got {got}; {remedy}")
 
-    def bind(self, axis: str, size: int) -> None:
-        """Binds an axis to a size that later tensors must have."""
-        self.axes.setdefault(axis, size)
-
     def tensor(
         self,
         name: str,
-        value: torch.Tensor,
+        value: Any,
         axes: str,
         dtypes: Sequence[torch.dtype],
         remedy: str,
         *,
         device: torch.device | None = None,
-        unit_stride: bool = True,
+        written: bool = False,
     ) -> bool:
-        """Checks dtype, rank, named axes ("num_reqs+1" is arithmetic on a bound axis), device and the last stride."""
+        """Checks dtype, rank, named axes ("num_reqs+1" is arithmetic on a bound axis), device and strides.
+
+        The last stride has to be 1. A tensor that is `written` must not hold an element twice.
+        """
+        import torch
+
         names = axes.split()
+        if not isinstance(value, torch.Tensor):
+            self.fault(name, f"a tensor {self._shape(names)}", type(value).__name__, "pass a torch.Tensor")
+            return False
         ok = value.dtype in dtypes and value.dim() == len(names)
         if ok:
             for axis, size in zip(names, value.shape, strict=True):
@@ -65,8 +79,11 @@ class Contract:
         if device is not None and value.device != device:
             self.fault(name, f"device {device}", str(value.device), f"call {name}.to({str(device)!r})")
             return False
-        if unit_stride and value.shape[-1] > 1 and value.stride(-1) != 1:
+        if value.shape[-1] > 1 and value.stride(-1) != 1:
             self.fault(name, "stride 1 in the last axis", str(value.stride(-1)), f"call {name}.contiguous()")
+            return False
+        if written and overlaps(value):
+            self.fault(name, "strides that hold no element twice", str(list(value.stride())), f"call {name}.contiguous()")
             return False
         return True
 

@@ -11,6 +11,10 @@ from .tuning import MAX_SEQ_LEN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
+# (dims of a step, from the last dim on): the orders of the baseline.
+ORDERS = ((4, False), (4, True), (16, False), (16, True))
+
 
 class _Row(NamedTuple):
     """One query token: its index, and the keys and values [visible, num_kv_heads, head_dim] that it sees."""
@@ -57,18 +61,17 @@ def verify_attention(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if out is None:
-        out = torch.zeros_like(q, dtype=torch.float64 if compute_dtype == torch.float64 else q.dtype)
+        dtype = torch.float64 if compute_dtype == torch.float64 else q.dtype
+        out = torch.zeros_like(q, dtype=dtype, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.promote_types(torch.float32, compute_dtype), device=q.device)
     for row in _visible_rows(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, kv_layout):
         if not len(row.k):
             out[row.token] = 0
             continue
-        num_kv_heads = row.k.shape[1]
-        heads = q[row.token].to(compute_dtype).view(num_kv_heads, -1, q.shape[-1])
-        scores = torch.einsum("hgd,nhd->hgn", heads, row.k.to(compute_dtype)) * scale
-        weights = torch.softmax(scores, -1)
-        out[row.token] = torch.einsum("hgn,nhd->hgd", weights, row.v.to(compute_dtype)).flatten(0, 1).to(out.dtype)
-        lse[row.token] = torch.logsumexp(scores, -1).flatten()
+        heads = q[row.token].to(compute_dtype).view(row.k.shape[1], -1, q.shape[-1])
+        sums, logs = _attend(heads, row.k.to(compute_dtype), row.v.to(compute_dtype), scale)
+        out[row.token] = sums.flatten(0, 1).to(out.dtype)
+        lse[row.token] = logs.flatten()
     return out, lse
 
 
@@ -85,31 +88,51 @@ def verify_attention_baseline(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same-dtype reordered reference of the error rule, (out, lse).
 
-    Keys last to first, dot products summed in fp32 in steps of 4 as the narrowest matrix units do, probabilities rounded to
-    the cache's dtype before they meet V: what a right kernel of that dtype may do, in another order. Its distance from the
-    float64 oracle is the measure of a kernel's.
+    What a right kernel of that dtype may do, in other orders: keys last to first, dot products summed in fp32 in steps of 4
+    (as the narrowest matrix units do) or 16, from either end, exponentials in base 2, probabilities rounded to the cache's
+    dtype before they meet V. Each row is that of the order that comes out farthest from float64, since few numbers in one
+    order can be right by luck. Its distance from the float64 oracle is the measure of a kernel's.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32, device=q.device)
     for row in _visible_rows(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, kv_layout):
         if not len(row.k):
             continue
-        num_kv_heads = row.k.shape[1]
-        heads = q[row.token].float().view(num_kv_heads, -1, q.shape[-1])
-        keys = row.k.float().flip(0)
-        scores = heads.new_zeros(*heads.shape[:2], len(keys))
-        for part_q, part_k in zip(torch.split(heads, 4, -1), torch.split(keys, 4, -1), strict=True):
-            scores += torch.einsum("hgd,nhd->hgn", part_q, part_k)
-        scores *= scale
-        top = scores.amax(-1, keepdim=True)
-        weights = torch.exp(scores - top)
-        total = weights.sum(-1, keepdim=True)
-        rounded = weights.to(v_cache.dtype).float()
-        sums = torch.einsum("hgn,nhd->hgd", rounded, row.v.float().flip(0))
-        out[row.token] = (sums / total).flatten(0, 1).to(q.dtype)
-        lse[row.token] = (top + torch.log(total)).flatten()
+        heads = q[row.token].view(row.k.shape[1], -1, q.shape[-1])
+        exact = _attend(heads.double(), row.k.double(), row.v.double(), scale)
+        tries = [_attend_rounded(heads, row.k.flip(0), row.v.flip(0), scale, step, flip) for step, flip in ORDERS]
+        out[row.token] = max((sums for sums, _ in tries), key=lambda sums: _distance(sums, exact[0])).flatten(0, 1)
+        lse[row.token] = max((logs for _, logs in tries), key=lambda logs: _distance(logs, exact[1])).flatten()
     return out, lse
+
+
+def _attend(heads: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [kv_heads, group, head_dim], lse [kv_heads, group]) of one token in the dtype of its arguments."""
+    scores = torch.einsum("hgd,nhd->hgn", heads, k) * scale
+    return torch.einsum("hgn,nhd->hgd", torch.softmax(scores, -1), v), torch.logsumexp(scores, -1)
+
+
+def _attend_rounded(
+    heads: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, step: int, flip: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_attend` with the roundings of a kernel whose dot products advance `step` dims at a time."""
+    queries, keys = heads.float(), k.float()
+    if flip:
+        queries, keys = queries.flip(-1), keys.flip(-1)
+    scores = queries.new_zeros(*queries.shape[:2], len(keys))
+    for part_q, part_k in zip(torch.split(queries, step, -1), torch.split(keys, step, -1), strict=True):
+        scores += torch.einsum("hgd,nhd->hgn", part_q, part_k)
+    scores *= scale * LOG2_E
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp2(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    sums = torch.einsum("hgn,nhd->hgd", weights.to(v.dtype).float(), v.float())
+    return (sums / total).to(heads.dtype), ((top + torch.log2(total)) * LN2).squeeze(-1)
+
+
+def _distance(values: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((values.double() - exact).abs().max())
 
 
 def _visible_rows(

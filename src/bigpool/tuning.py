@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 MAX_NUM_SPLITS = 128
 MAX_GRID_YZ = 65_535
+# Row tiles and splits share a grid axis.
+MAX_HEADS, MAX_SEQLEN_Q = 2_048, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 512
 # Tiles are counted in int32: a length this far below 2^31 leaves room for the last tile.
 MAX_SEQ_LEN = 2**31 - 2**16
 

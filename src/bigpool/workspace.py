@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
 from ._check import Contract
 from ._device import device_props
 from .errors import WorkspaceError
-from .tuning import PART_EXTRA, plan_verify, scratch_floats
+from .tuning import MAX_HEAD_DIM, MAX_HEADS, MAX_NUM_SPLITS, MAX_SEQLEN_Q, MIN_HEAD_DIM, plan_verify, scratch_floats
 
 if TYPE_CHECKING:
     import torch
@@ -24,23 +25,57 @@ def verify_scratch_bytes(
     num_q_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    max_num_tokens: int | None = None,
     max_num_splits: int | None = None,
 ) -> int:
     """Bytes that verify attention can need on a device for any batch within these maxima.
 
     Fewer requests or shorter queries leave room for more splits, so the largest need is not always at the maxima: every
-    combination is asked. `max_num_splits` states the splits of calls that pass `num_splits` themselves.
+    combination is asked. `max_num_tokens` states the rows of q where q is padded (None: as many as the requests have);
+    `max_num_splits` the splits of calls that pass `num_splits` themselves.
+
+    Raises:
+        ArgumentError: listing every fault.
     """
+    _check_maxima(max_num_reqs, max_seqlen_q, num_q_heads, num_kv_heads, head_dim, max_num_tokens, max_num_splits)
     most = 0
-    for seqlen_q in range(1, max_seqlen_q + 1):
-        for num_reqs in range(1, max_num_reqs + 1):
-            plan = plan_verify(
-                props, num_reqs=num_reqs, max_seqlen_q=seqlen_q, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
-                head_dim=head_dim, itemsize=2, page_size=1, max_seq_len=2**31,
-            )  # fmt: skip
-            splits = max(plan.num_splits, max_num_splits or 0)
-            most = max(most, scratch_floats(num_reqs * seqlen_q, num_q_heads, head_dim, splits))
+    for seqlen_q, num_reqs, itemsize in product(range(1, max_seqlen_q + 1), range(1, max_num_reqs + 1), (2, 4)):
+        plan = plan_verify(
+            props, num_reqs=num_reqs, max_seqlen_q=seqlen_q, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, itemsize=itemsize, page_size=1, max_seq_len=2**31,
+        )  # fmt: skip
+        tokens = max_num_tokens or num_reqs * seqlen_q
+        most = max(most, scratch_floats(tokens, num_q_heads, head_dim, max(plan.num_splits, max_num_splits or 0)))
     return 4 * most
+
+
+def _check_maxima(
+    max_num_reqs: int,
+    max_seqlen_q: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_num_tokens: int | None,
+    max_num_splits: int | None,
+) -> None:
+    contract = Contract("Workspace.for_verify")
+    for name, value, low, high in (
+        ("max_num_reqs", max_num_reqs, 1, 2**31 - 1),
+        ("max_seqlen_q", max_seqlen_q, 1, MAX_SEQLEN_Q),
+        ("num_q_heads", num_q_heads, 1, MAX_HEADS),
+        ("num_kv_heads", num_kv_heads, 1, MAX_HEADS),
+        ("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM),
+        ("max_num_tokens", max_num_tokens, 1, 2**31 - 1),
+        ("max_num_splits", max_num_splits, 1, MAX_NUM_SPLITS),
+    ):
+        given = value is not None or name not in ("max_num_tokens", "max_num_splits")
+        ok = not given or (isinstance(value, int) and low <= value <= high)
+        contract.require(ok, name, f"an int {low}..{high}", f"{value}", "see help(bigpool.verify_attention)")
+    if not contract.faults:
+        divides = num_q_heads % num_kv_heads == 0
+        got = f"{num_q_heads} and {num_kv_heads}"
+        contract.require(divides, "num_q_heads", "a multiple of num_kv_heads", got, "repeat or drop heads")
+    contract.finish()
 
 
 class Workspace:
@@ -56,7 +91,7 @@ class Workspace:
 
         contract = Contract("Workspace")
         axes = "values" if part.dim() == 1 else "max_tokens num_q_heads num_splits head_dim+4"
-        ok = contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch")
+        ok = contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch", written=True)
         if ok and part.dim() == 4:
             span = part.shape[2] * part.stride(2)
             expected = "the splits of one token and head within 2^31 elements"
@@ -73,6 +108,7 @@ class Workspace:
         num_q_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        max_num_tokens: int | None = None,
         max_num_splits: int | None = None,
         device: torch.device | str = "cuda",
     ) -> Workspace:
@@ -82,7 +118,7 @@ class Workspace:
         device = torch.device(device)
         nbytes = verify_scratch_bytes(
             device_props(device), max_num_reqs=max_num_reqs, max_seqlen_q=max_seqlen_q, num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_splits=max_num_splits,
+            num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_tokens=max_num_tokens, max_num_splits=max_num_splits,
         )  # fmt: skip
         return cls(torch.empty(nbytes // 4, dtype=torch.float32, device=device))
 
@@ -90,10 +126,6 @@ class Workspace:
     def nbytes(self) -> int:
         """Bytes of scratch that calls may use."""
         return 4 * self.part.numel()
-
-    def carve(self, num_tokens: int, num_q_heads: int, num_splits: int, head_dim: int) -> torch.Tensor:
-        """A view [num_tokens, num_q_heads, num_splits, head_dim + 4]; WorkspaceError says by how much it is short."""
-        return carve(self.part, (num_tokens, num_q_heads, num_splits, head_dim + PART_EXTRA))
 
 
 def carve(part: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:

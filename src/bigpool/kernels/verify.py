@@ -93,7 +93,7 @@ def verify_partial_kernel(
     q_start = tl.load(cu_seqlens_q_ptr + req)
     q_len = tl.load(cu_seqlens_q_ptr + req + 1) - q_start
     token0 = q_start.to(tl.int64)
-    if row0 >= q_len * GROUP:
+    if row0 // GROUP >= q_len:
         return
     seq_len = tl.maximum(tl.minimum(tl.load(seq_lens_ptr + req), max_seq_len), 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,18 +10,21 @@ from .. import reference
 from .._check import Contract
 from .._device import device_props
 from ..errors import BackendError
-from ..tuning import MAX_NUM_SPLITS, MAX_SEQ_LEN, PART_EXTRA, next_power_of_2, plan_verify
-from ..workspace import carve
-
-if TYPE_CHECKING:
-    from ..workspace import Workspace
+from ..tuning import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_NUM_SPLITS,
+    MAX_SEQ_LEN,
+    MAX_SEQLEN_Q,
+    MIN_HEAD_DIM,
+    PART_EXTRA,
+    next_power_of_2,
+    plan_verify,
+)
+from ..workspace import Workspace, carve
 
 CACHE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 512
-LOG2_E = 1.4426950408889634
 BACKENDS = ("auto", "triton", "torch")
-# Row tiles and splits share a grid axis of 65,535.
-MAX_HEADS, MAX_SEQLEN_Q = 2_048, 256
 NAME = "verify_attention"
 
 
@@ -61,7 +64,7 @@ def verify_attention(
         softmax_scale: head_dim ** -0.5 if None.
         num_splits: programs per request and kv head; None chooses from sizes alone, so that a captured graph stays valid.
         workspace: scratch, see Workspace.for_verify; None allocates per call.
-        out: written in place if given, like q; rows that belong to no request are not written.
+        out: written in place if given, like q, no element twice; rows that belong to no request are not written.
         return_lse: also return the natural log of the sum of exponentials, fp32 [num_tokens, num_q_heads].
         check: look at the values of block_table, seq_lens and cu_seqlens_q too. Syncs the host.
         backend: "auto": Triton for CUDA tensors, the plain-torch twin for CPU tensors. "triton" takes CPU tensors when Triton
@@ -76,6 +79,8 @@ def verify_attention(
     keys or values that a token does not see never reaches its row; in values of the newest keys it makes all of a row that
     sees them NaN.
 
+    Not differentiable: out and lse carry no gradient.
+
     Raises:
         ArgumentError: listing every fault.  WorkspaceError: the workspace is too small, and by how much.
         BackendError: the backend cannot run here.
@@ -84,7 +89,8 @@ def verify_attention(
     """
     contract = Contract(NAME)
     shape_ok = _check_tensors(contract, q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, kv_layout)
-    _check_scalars(contract, max_seqlen_q, num_splits, backend)
+    _check_scalars(contract, max_seqlen_q, num_splits, softmax_scale, backend)
+    _check_workspace(contract, workspace, q)
     if shape_ok:
         _check_shapes(contract, q, k_cache, v_cache, kv_layout, out)
     contract.finish()
@@ -93,7 +99,7 @@ def verify_attention(
 
     k_pages, v_pages = (k_cache, v_cache) if kv_layout == "NHD" else (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
     if out is None:
-        out = torch.empty_like(q)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     part = None if workspace is None else workspace.part
@@ -143,27 +149,44 @@ def _check_tensors(
     page_axes = "page_size num_kv_heads" if kv_layout == "NHD" else "num_kv_heads page_size"
     cache_axes = f"num_pages {page_axes} head_dim"
     ok = contract.tensor("q", q, "num_tokens num_q_heads head_dim", CACHE_DTYPES, "flatten the tokens of all requests")
+    device = q.device if ok else None
     same = (q.dtype,) if ok else CACHE_DTYPES
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        ok &= contract.tensor(name, cache, cache_axes, same, "caches share q's dtype, head_dim and shape", device=q.device)
+        ok &= contract.tensor(name, cache, cache_axes, same, "caches share q's dtype, head_dim and shape", device=device)
     for name, value, axes in (
         ("block_table", block_table, "num_reqs max_pages_per_req"),
         ("seq_lens", seq_lens, "num_reqs"),
         ("cu_seqlens_q", cu_seqlens_q, "num_reqs+1"),
     ):
-        remedy = f"call {name}.int()" if value.dtype != torch.int32 else "pass one entry per request"
-        ok &= contract.tensor(name, value, axes, (torch.int32,), remedy, device=q.device)
+        remedy = "pass one entry per request"
+        if isinstance(value, torch.Tensor) and value.dtype != torch.int32:
+            remedy = f"call {name}.int()"
+        ok &= contract.tensor(name, value, axes, (torch.int32,), remedy, device=device)
     return ok
 
 
-def _check_scalars(contract: Contract, max_seqlen_q: int, num_splits: int | None, backend: str) -> None:
+def _check_scalars(
+    contract: Contract, max_seqlen_q: int, num_splits: int | None, softmax_scale: float | None, backend: str
+) -> None:
     require = contract.require
-    seqlen_ok, splits_ok = 0 <= max_seqlen_q <= MAX_SEQLEN_Q, num_splits is None or 1 <= num_splits <= MAX_NUM_SPLITS
-    require(
-        seqlen_ok, "max_seqlen_q", f"0..{MAX_SEQLEN_Q}", str(max_seqlen_q), "verify is for a few tokens; split longer queries"
-    )
-    require(splits_ok, "num_splits", f"None or 1..{MAX_NUM_SPLITS}", str(num_splits), "None chooses")
+    seqlen_ok = isinstance(max_seqlen_q, (int, torch.SymInt)) and 0 <= max_seqlen_q <= MAX_SEQLEN_Q
+    splits_ok = num_splits is None or (isinstance(num_splits, int) and 1 <= num_splits <= MAX_NUM_SPLITS)
+    scale_ok = softmax_scale is None or isinstance(softmax_scale, (int, float, torch.SymFloat))
+    long = "verify is for a few tokens; split longer queries"
+    require(seqlen_ok, "max_seqlen_q", f"an int 0..{MAX_SEQLEN_Q}", f"{max_seqlen_q}", long)
+    require(splits_ok, "num_splits", f"None or an int 1..{MAX_NUM_SPLITS}", f"{num_splits}", "None chooses")
+    require(scale_ok, "softmax_scale", "None or a number", f"{softmax_scale!r}", "None is head_dim ** -0.5")
     require(backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(backend), "'auto' chooses")
+
+
+def _check_workspace(contract: Contract, workspace: Any, q: Any) -> None:
+    if workspace is None:
+        return
+    if not isinstance(workspace, Workspace):
+        contract.fault("workspace", "a bigpool.Workspace", type(workspace).__name__, "make one with Workspace.for_verify")
+    elif isinstance(q, torch.Tensor) and workspace.part.device != q.device:
+        remedy = f"make one with Workspace.for_verify(device={str(q.device)!r})"
+        contract.fault("workspace", f"device {q.device}", str(workspace.part.device), remedy)
 
 
 def _check_shapes(
@@ -176,14 +199,15 @@ def _check_shapes(
     heads_ok = 0 < kv_heads <= MAX_HEADS and q_heads % max(kv_heads, 1) == 0 and q_heads <= MAX_HEADS
     expected = f"num_q_heads a multiple of num_kv_heads, at most {MAX_HEADS}"
     require(heads_ok, "q", expected, f"{q_heads} and {kv_heads}", "repeat or drop heads, or split them over calls")
-    require(page_size > 0, "k_cache", "page_size >= 1", "0", "allocate pages of at least one slot")
+    require(0 < page_size < 2**31, "k_cache", "page_size 1..2^31 - 1", f"{page_size}", "page_size counts the slots of a page")
     require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", str(axes["num_pages"]), "page ids are int32")
     slot_axis = 1 if kv_layout == "NHD" else 2
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         span = max(page_size - 1, 0) * cache.stride(slot_axis) + head_dim
         require(span < 2**31, name, "one page of one head within 2^31 elements", f"{span:,}", "make the slots of a page adjacent")
     if out is not None:
-        contract.tensor("out", out, "num_tokens num_q_heads head_dim", (q.dtype,), "pass torch.empty_like(q)", device=q.device)
+        out_axes = "num_tokens num_q_heads head_dim"
+        contract.tensor("out", out, out_axes, (q.dtype,), "pass torch.empty_like(q)", device=q.device, written=True)
 
 
 def _check_values(
@@ -225,6 +249,7 @@ def _check_values(
     contract.finish()
 
 
+@torch.no_grad()
 def _launch(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -265,7 +290,7 @@ def _launch(
     options: dict[str, Any] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     kernels.verify_partial_kernel[(num_reqs, splits * plan.row_tiles, num_kv_heads)](
         q, k_pages, v_pages, dest, lse, block_table, seq_lens, cu_seqlens_q,
-        softmax_scale * LOG2_E, num_pages, max_seq_len,
+        softmax_scale * reference.LOG2_E, num_pages, max_seq_len,
         *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], *dest_strides, lse.stride(0), block_table.stride(0),
         GROUP=num_q_heads // num_kv_heads, HEAD_DIM=head_dim, HEAD_DIM_PAD=plan.head_dim_pad, PAGE_SIZE=page_size,
         TILE=config.tile, TILES_PER_PAGE=plan.tiles_per_page, BLOCK_M=config.block_m, ROW_TILES=plan.row_tiles, **options,
@@ -278,6 +303,7 @@ def _launch(
         )  # fmt: skip
 
 
+@torch.no_grad()
 def _run_twin(
     q: torch.Tensor,
     k_pages: torch.Tensor,
