@@ -191,7 +191,7 @@ def test_workspace_holds_padded_queries():
     call["q"] = torch.cat([call["q"], torch.zeros_like(call["q"]), torch.zeros_like(call["q"])])
     run(call, workspace=workspace(max_num_tokens=39))
     with pytest.raises(WorkspaceError, match="39 query tokens"):
-        run(call, workspace=workspace(max_num_reqs=2), num_splits=9)
+        run(call, workspace=workspace(max_num_reqs=2), num_splits=128)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
-# (dims of a step, from the last dim on): the orders of the baseline.
-ORDERS = ((4, False), (4, True), (16, False), (16, True))
+# (dims of a step, from the last dim on): the orders of the baseline. Each costs time, and few keys need them most.
+ORDERS = ((4, False), (16, True))
+ORDERS_OF_FEW_KEYS = (*ORDERS, (1, False), (1, True), (4, True), (16, False))
+FEW_KEYS = 1_024
 
 
 class _Row(NamedTuple):
@@ -88,10 +90,11 @@ def verify_attention_baseline(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same-dtype reordered reference of the error rule, (out, lse).
 
-    What a right kernel of that dtype may do, in other orders: keys last to first, dot products summed in fp32 in steps of 4
-    (as the narrowest matrix units do) or 16, from either end, exponentials in base 2, probabilities rounded to the cache's
-    dtype before they meet V. Each row is that of the order that comes out farthest from float64, since few numbers in one
-    order can be right by luck. Its distance from the float64 oracle is the measure of a kernel's.
+    What a right kernel of that dtype may do, in other orders: keys last to first, dot products summed in fp32 in steps of 16,
+    of 4 (as the narrowest matrix units do) or one by one (where there are few keys), from either end, exponentials in base 2,
+    probabilities rounded to the cache's dtype before they meet V. Each row is that of the order that comes out farthest from
+    float64, since few numbers in one order can be right by luck. Its distance from the float64 oracle is the measure of a
+    kernel's.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -101,7 +104,8 @@ def verify_attention_baseline(
             continue
         heads = q[row.token].view(row.k.shape[1], -1, q.shape[-1])
         exact = _attend(heads.double(), row.k.double(), row.v.double(), scale)
-        tries = [_attend_rounded(heads, row.k.flip(0), row.v.flip(0), scale, step, flip) for step, flip in ORDERS]
+        orders = ORDERS_OF_FEW_KEYS if len(row.k) <= FEW_KEYS else ORDERS
+        tries = [_attend_rounded(heads, row.k.flip(0), row.v.flip(0), scale, step, flip) for step, flip in orders]
         out[row.token] = max((sums for sums, _ in tries), key=lambda sums: _distance(sums, exact[0])).flatten(0, 1)
         lse[row.token] = max((logs for _, logs in tries), key=lambda logs: _distance(logs, exact[1])).flatten()
     return out, lse
