@@ -1,7 +1,7 @@
 # bigpool's commands. Each makes the virtual environment it needs; the first time takes a few minutes (torch).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help prove test test-oldest lint types clean
+.PHONY: help prove test test-oldest audit lint types clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,6 +28,9 @@ test: $(VENV)/.dev-installed  ## run all tests that need no GPU; ARGS go to pyte
 
 test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<
+
+audit: $(VENV)/.dev-installed  ## audit bigpool's own kernels for 32-bit indices; ARGS go to `bigpool audit`
+	"$(VENV)/bin/bigpool" audit src/bigpool/kernels $(ARGS)
 
 lint: $(VENV)/.dev-installed  ## check style and format
 	"$(VENV)/bin/ruff" check .

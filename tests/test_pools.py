@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -229,6 +230,20 @@ def test_shapes_that_are_none(shape: tuple[int, ...]) -> None:
     assert str(caught.value) == (f"SparsePool: shape: expected one or more positive ints, got {shape}; axis 0 counts the pages")
 
 
+def test_a_number_in_place_of_a_sequence() -> None:
+    wrong: Any = 4
+    with pytest.raises(ArgumentError) as caught:
+        SparsePool(wrong, torch.float32)
+    assert str(caught.value) == "SparsePool: shape: expected one or more positive ints, got 4; axis 0 counts the pages"
+    with pytest.raises(ArgumentError) as caught:
+        SparsePool((4, 8), torch.float32, pages=wrong, strides=wrong)
+    assert str(caught.value) == (
+        "SparsePool: 2 faults\n"
+        "  pages: expected integer ids, got 4; pass a list of ints or an integer tensor, such as range(8)\n"
+        "  strides: expected 2 element strides >= 0 for shape (4, 8), got 4; leave strides out for a contiguous pool"
+    )
+
+
 def test_more_addresses_than_numbers() -> None:
     with pytest.raises(PoolError) as caught:
         SparsePool((2**40, 2**30), torch.int8, guard_bytes=0)
@@ -245,8 +260,11 @@ def test_more_mappings_than_the_system_allows(monkeypatch: pytest.MonkeyPatch) -
         pool.map_pages(range(0, 1000, 2))
     assert str(caught.value) == (
         "SparsePool: pages: expected at most vm.max_map_count=700 memory mappings in this process, which has 600, got "
-        "1410 more; use guard='unmapped', map pages that are neighbours, or `sysctl -w vm.max_map_count=2110`"
+        "1410 more; map pages that are neighbours, or `sysctl -w vm.max_map_count=2110`"
     )
+    with pytest.raises(PoolError) as caught:
+        SparsePool((1000, 4 * GRANULE), torch.int8, pages=range(0, 1000, 2), guard="poison")
+    assert "more; use guard='unmapped', map pages that are neighbours, or" in str(caught.value)
 
 
 def test_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:

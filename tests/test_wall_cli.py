@@ -265,7 +265,7 @@ def test_every_fault_of_a_command_line_is_listed(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["walls"], "bigpool: COMMAND: expected one of prove, wall, got 'walls'; see bigpool --help"),
+        (["walls"], "bigpool: COMMAND: expected one of audit, bench, prove, rule, wall, got 'walls'; see bigpool --help"),
         (["--loud"], "bigpool: --loud: expected an option of bigpool, got an unknown one; see bigpool --help"),
         (
             [*ORIGINAL, "--head-dims", "3"],
@@ -277,6 +277,15 @@ def test_every_fault_of_a_command_line_is_listed(capsys: pytest.CaptureFixture[s
         ),
         ([*ORIGINAL, "--pool"], "bigpool wall: --pool: expected a value, got nothing; see bigpool wall --help"),
         ([*ORIGINAL, "--json=1"], "bigpool wall: --json: expected no value, got one; see bigpool wall --help"),
+        (
+            [*ORIGINAL, "--pages", "1" * 19],
+            f"bigpool wall: --pages: expected an integer of at most 18 digits, got '{'1' * 19}'; pass the pages of the pool",
+        ),
+        (
+            [*ORIGINAL, "--pool", "0GiB"],
+            "bigpool wall: --pool: expected a size of 1 byte or more, got '0GiB'; "
+            "pass the bytes of K and V of all layers that share the page ids",
+        ),
         ([*ORIGINAL, "1", "2"], "bigpool wall: arguments: expected no more, got 1 2; see bigpool wall --help"),
         (
             [*ORIGINAL, "--page-size", "9" * 30],
@@ -312,7 +321,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
 
     monkeypatch.setitem(cli.SUBCOMMANDS, "planted", "For a test.")
     command = click.Command("planted", callback=body)
-    monkeypatch.setitem(sys.modules, "bigpool.cli.planted", SimpleNamespace(planted=command))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "bigpool.cli.planted", SimpleNamespace(planted=command))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +330,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
         (None, 0, ""),
         (1, 1, ""),
         (PoolError("no room\n  at all"), 2, "error: no room\n  at all\n"),
-        (click.ClickException("as click has it"), 1, "error: as click has it\n"),
+        (click.ClickException("as click has it"), 2, "error: as click has it\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (click.Abort(), 130, "error: interrupted\n"),
         (
@@ -340,11 +349,38 @@ def test_outcomes_of_a_subcommand(
     assert run(capsys, "planted") == (status, "", err)
 
 
-@pytest.mark.parametrize("bug", [ValueError("a bug"), ModuleNotFoundError("a bug", name="bigpool.gone")])
-def test_our_own_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
+# Exit status 1 means refuted, so nothing else may end with it.
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug\nof ours"), ModuleNotFoundError("a bug of ours", name="bigpool.gone")])
+def test_our_own_bugs_are_one_line_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bug: Exception
+) -> None:
     plant(monkeypatch, bug)
-    with pytest.raises(type(bug), match="a bug"):
-        cli.main(["planted"])
+    monkeypatch.delenv("BIGPOOL_DEBUG", raising=False)
+    text = f"error: bigpool: internal error, please report it: {type(bug).__name__}: a bug of ours; BIGPOOL_DEBUG=1 shows where\n"
+    assert run(capsys, "planted") == (2, "", text)
+    monkeypatch.setenv("BIGPOOL_DEBUG", "1")
+    status, _, err = run(capsys, "planted")
+    assert status == 2
+    assert err.startswith("Traceback (most recent call last):")
+    assert err.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "f.svg"), "f.svg: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("odd"), "odd"),
+    ],
+    ids=["file", "space", "odd"],
+)
+def test_an_error_of_the_system_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, text: str
+) -> None:
+    plant(monkeypatch, error)
+    assert run(capsys, "planted") == (2, "", f"error: bigpool: {text}\n")
 
 
 # How it behaves in a shell.
@@ -361,7 +397,12 @@ def test_help_names_every_subcommand_without_importing_it(capsys: pytest.Capture
     assert "Example:\n    bigpool wall --page-size 880 --kv-heads 4 --head-dim 256 --dtype bf16\n" in out
     commands = out.split("Commands:\n")[1].split("\n\n")[0]
     assert commands == (
-        "  prove  Prove that kernels are right at any pool size.\n  wall   Print where 32-bit offsets into a paged KV cache wrap."
+        "  audit  Find 32-bit indices in Triton kernels, with the size at which each\n"
+        "         breaks.\n"
+        "  bench  Price a change: arms timed in turn, verdicts in words.\n"
+        "  prove  Prove that kernels are right at any pool size.\n"
+        "  rule   Print what a rule of bigpool audit means.\n"
+        "  wall   Print where 32-bit offsets into a paged KV cache wrap."
     )
 
 

@@ -49,7 +49,7 @@ def page_summed(out_ptr, pool_ptr, table_ptr, stride_page, stride_slot, seq_len,
     # The offsets are summed in 32 bits before they meet the pointer: the wall is one page nearer than that of the product.
     pid = tl.program_id(0)
     offs_d = tl.arange(0, D)
-    for pos in range(0, seq_len):
+    for pos in range(seq_len):
         page = tl.load(table_ptr + pos // PAGE)
         slot = pos % PAGE
         offs = page * stride_page + slot * stride_slot + offs_d  # expect: BP101 page 2,383
@@ -63,7 +63,7 @@ def page_summed_fixed(
 ):  # expect: clean
     pid = tl.program_id(0)
     offs_d = tl.arange(0, D)
-    for pos in range(0, seq_len):
+    for pos in range(seq_len):
         page = tl.load(table_ptr + pos // PAGE).to(tl.int64)
         slot = pos % PAGE
         offs = page * stride_page + slot * stride_slot + offs_d
@@ -138,9 +138,7 @@ def slot_split(out_ptr, pool_ptr, slots_ptr, page_size, stride_page, stride_slot
 
 
 @triton.jit
-def slot_split_fixed(
-    out_ptr, pool_ptr, slots_ptr, page_size, stride_page, stride_slot, BLOCK: tl.constexpr
-):  # expect: clean
+def slot_split_fixed(out_ptr, pool_ptr, slots_ptr, page_size, stride_page, stride_slot, BLOCK: tl.constexpr):  # expect: clean
     pid = tl.program_id(0)
     slot = tl.load(slots_ptr + pid).to(tl.int64)
     page, rest = split_slot(slot, page_size)

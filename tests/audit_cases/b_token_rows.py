@@ -247,6 +247,7 @@ META = {
         "walls": [["token", "token * 4096", {}]],
     },
     "embedding_fixed": {
+        "source": False,
         "klass": "K",
         "report": "the fix is in the caller: int64 ids",
         "args": {"out_ptr": "*bf16", "table_ptr": "*bf16", "ids_ptr": "*i64", "D": 4096},

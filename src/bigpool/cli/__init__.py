@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -19,6 +20,7 @@ EXIT_BROKEN_PIPE = 128 + 13
 
 # name -> the line of `bigpool --help`. `bigpool.cli.NAME` holds the click command NAME.
 SUBCOMMANDS = {
+    "bench": "Price a change: arms timed in turn, verdicts in words.",
     "audit": "Find 32-bit indices in Triton kernels, with the size at which each breaks.",
     "prove": "Prove that kernels are right at any pool size.",
     "rule": "Print what a rule of bigpool audit means.",
@@ -79,6 +81,15 @@ def main(args: Sequence[str] | None = None) -> int:
         # What is still buffered must not raise again when the interpreter shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        return _complain(f"bigpool: {what}{error.strerror or error}", EXIT_USAGE)
+    except Exception as error:
+        # Exit status 1 means refuted, so that a bug of ours must not end with it.
+        if os.environ.get("BIGPOOL_DEBUG") == "1":
+            traceback.print_exc()
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _complain(f"bigpool: internal error, please report it: {text}; BIGPOOL_DEBUG=1 shows where", EXIT_USAGE)
     return status
 
 
@@ -91,7 +102,7 @@ def _run(args: list[str]) -> int:
     except click.UsageError as error:
         return _complain(_usage_text(error, args), EXIT_USAGE)
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
+        return _complain(error.format_message(), EXIT_USAGE)
     except click.Abort:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except BigpoolError as error:

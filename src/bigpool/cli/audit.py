@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,40 @@ if TYPE_CHECKING:
     from bigpool.audit.fix import Fixes
     from bigpool.audit.run import Options, Report
 
-SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 FORMATS = ("full", "concise", "json", "sarif", "github")
 PROGRESS_FROM = 200
 
 
-@click.command(context_settings={"max_content_width": 110})
+# What comes after the script of --run is the script's.
+RUN = "--run"
+ONLY_SOURCE = {"fix_safe": "--fix", "fix_all": "--unsafe-fixes", "diff": "--diff"}
+ONLY_LAUNCH = {"target": "--target", "no_execute": "--no-execute"}
+
+
+class Audit(click.Command):
+    """Leaves what follows --run alone: `--run SCRIPT --pages 100` passes --pages to SCRIPT."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        program: list[str] | None = None
+        for place, word in enumerate(args):
+            if word == "--":
+                break
+            if word == RUN or word.startswith(RUN + "="):
+                program = [*([word[len(RUN) + 1 :]] if word != RUN else []), *args[place + 1 :]]
+                args = args[:place]
+                break
+        rest = super().parse_args(ctx, args)
+        ctx.params["program"] = program
+        return rest
+
+
+@click.command(cls=Audit, context_settings={"max_content_width": 110})
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--format", "style", metavar="FORMAT", default="full", show_default=True, help=f"One of {', '.join(FORMATS)}.")
 @click.option("--notes", is_flag=True, help="Show notes too: what no card can reach, and what could not be followed.")
-@click.option("--assume", "assumptions", multiple=True, metavar="BOUND|FILE.toml", help="A bound, such as 'page < 2**20'. Repeatable.")
+@click.option(
+    "--assume", "assumptions", multiple=True, metavar="BOUND|FILE.toml", help="A bound, such as 'page < 2**20'. Repeatable."
+)
 @click.option("--at", multiple=True, metavar="NAME=N", help="The value of a name in bounds: num_pages=100_000. Repeatable.")
 @click.option("--max-memory", default="288GiB", show_default=True, metavar="SIZE", help="The largest tensor that can exist.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Report only what FILE does not know.")
@@ -32,6 +55,14 @@ PROGRESS_FROM = 200
 @click.option("--fix", "fix_safe", is_flag=True, help="Apply the safe fixes.")
 @click.option("--unsafe-fixes", "fix_all", is_flag=True, help="Apply all fixes.")
 @click.option("--diff", is_flag=True, help="Print what the fixes would change and write nothing.")
+@click.option(
+    "--run",
+    "run_",
+    is_flag=True,
+    help="Run SCRIPT ARGS... (-m MODULE ARGS...), the rest of the line, and audit what it launches.",
+)
+@click.option("--target", metavar="BACKEND:ARCH", help="With --run: what to compile for, such as hip:gfx942.")
+@click.option("--no-execute", is_flag=True, help="With --run: record launches, execute none.")
 def audit(paths: tuple[str, ...], style: str, notes: bool, **chosen: Any) -> int:
     """Find 32-bit indices in Triton kernels, with the size at which each breaks.
 
@@ -39,17 +70,26 @@ def audit(paths: tuple[str, ...], style: str, notes: bool, **chosen: Any) -> int
     an address, a mask or a loop bound is made of: can it leave its range, and from which size on? A comment
     `# bigpool: ignore[BP101] reason` suppresses a finding, `# bigpool: assume page < 2**20, reason` bounds a value.
 
+    With --run it runs a script instead and audits what Triton is asked to compile. That needs Triton, but no GPU: without one
+    nothing is executed. Options come before --run.
+
     \b
     Examples:
       bigpool audit src/
       bigpool audit src/ --assume "block_table < num_pages" --at num_pages=100_000
       bigpool audit kernels.py --fix --diff
       bigpool audit src/ --format sarif > audit.sarif
+      bigpool audit --run bench.py --pages 100
+      bigpool audit --format json --run -m my_package.bench
 
     Exit status: 0 clean, 1 findings, 2 could not run.
     """
     if style not in FORMATS:
         raise ArgumentError("bigpool audit", f"--format: expected one of {', '.join(FORMATS)}, got {style!r}; full is for people")
+    if chosen["program"] is not None:
+        return _launched(paths, style, notes, chosen)
+    if lost := [name for key, name in ONLY_LAUNCH.items() if chosen[key]]:
+        raise ArgumentError("bigpool audit", f"{lost[0]}: expected --run with it, got none; add --run SCRIPT, or leave it out")
     if not paths:
         raise ArgumentError("bigpool audit", "PATH: expected a file or a folder, got nothing; such as bigpool audit src/")
     from bigpool.audit import baseline
@@ -66,12 +106,30 @@ def audit(paths: tuple[str, ...], style: str, notes: bool, **chosen: Any) -> int
     return 0 if chosen["write_baseline"] is not None and report.status == 1 else report.status
 
 
+def _launched(paths: tuple[str, ...], style: str, notes: bool, chosen: dict[str, Any]) -> int:
+    """The launch front end."""
+    if paths:
+        text = f"PATH: expected nothing with --run, got {paths[0]!r}; audit source and scripts one at a time"
+        raise ArgumentError("bigpool audit", text)
+    if lost := [name for key, name in ONLY_SOURCE.items() if chosen[key]]:
+        text = f"{lost[0]}: expected no --run with it, got both; fix the source: bigpool audit PATH {lost[0]}"
+        raise ArgumentError("bigpool audit", text)
+    from bigpool.audit.launch.script import Job, audit_script
+
+    program, module = chosen["program"], chosen["program"][:1] == ["-m"]
+    execute = False if chosen["no_execute"] else None
+    target, known = chosen["target"], chosen["write_baseline"]
+    job = Job(tuple(program[module:]), module, target, execute, style, notes, known)
+    return audit_script(job, _options(chosen))
+
+
 def _options(chosen: dict[str, Any]) -> Options:
-    from bigpool.audit import baseline
+    from bigpool.audit import assume, baseline
     from bigpool.audit.run import Options
 
     known = baseline.read(chosen["baseline"]) if chosen["baseline"] is not None else frozenset()
-    return Options(chosen["assumptions"], chosen["at"], _size(chosen["max_memory"]), known, progress=_progress())
+    memory = assume.memory(chosen["max_memory"])
+    return Options(chosen["assumptions"], chosen["at"], max_memory=memory, baseline=known, progress=_progress())
 
 
 def _fix(files: list[Path], options: Options, report: Report, chosen: dict[str, Any], style: str, notes: bool) -> int:
@@ -95,17 +153,6 @@ def _show(report: Report, style: str, notes: bool) -> None:
 
     for line in formats[style](report, notes):
         click.echo(line)
-
-
-def _size(text: str) -> int:
-    found = re.fullmatch(r"\s*([\d_.]+)\s*([a-zA-Z]*)\s*", text)
-    unit = SIZES.get(found[2].lower()) if found else None
-    try:
-        assert found is not None
-        assert unit is not None
-        return int(float(found[1].replace("_", "")) * unit)
-    except (AssertionError, ValueError):
-        raise ArgumentError("bigpool audit", f"--max-memory: expected bytes or a size like 288GiB, got {text!r}; pass 288GiB") from None
 
 
 def _progress() -> Any:

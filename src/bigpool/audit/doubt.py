@@ -1,0 +1,182 @@
+"""Why a finding is not of high confidence: what of it the text of the kernel does not show.
+
+High means that the width, the growth of the index and the length of a row are all seen. An index that a small grid axis or a
+remainder bounds, and a stride whose size is only assumed, are said to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .expr import Node, Origin, Program, Var, walk
+from .growth import ARGUMENTS, OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth
+from .poly import Mono, strip, without
+from .ranges import Ranges
+
+# A lane of a tile of this many elements runs along a row.
+LONG_TILE = 1024
+# Fewer elements for each program than this is no tile.
+SMALL_TILE = 32
+ADDRESSES = ("address", "atomic", "base")
+PARTS = ("floordiv", "mod", "shr", "and")
+
+
+class Doubts:
+    """What one program shows about the axes of its addresses."""
+
+    def __init__(self, program: Program, ranges: Ranges, growth: Growth, max_memory: int) -> None:
+        self.ranges = ranges
+        self.growth = growth
+        self.max_memory = max_memory
+        self.lanes = set(_bounded_lanes(program))
+        self.shared = {axis for var in _variables(program) for axis in self._shared(var)}
+        self.terms = {
+            (mono, coefficient, sink.item_bytes)
+            for sink in program.sinks
+            if sink.kind in ADDRESSES
+            for term in sink.terms
+            for poly in ranges.expander.ways(term)
+            for mono, coefficient in poly.items()
+        }
+
+    def of(self, mono: Mono, coefficient: int, terms: Iterable[Node]) -> str:
+        """What makes a product doubtful; empty if nothing does. `terms` are what is added to the pointer."""
+        shape = self.growth.shape(mono, coefficient)
+        if shape.arguments and all(node.var is not None and node.var.declared for node in shape.arguments):
+            return ""
+        axes = {axis for node in shape.indices for axis in self._axes(node)}
+        if axes and min(axes) > 0 and not self._tiled(mono, terms):
+            return f"axis {min(axes)} of a grid ends at 65,535"
+        if not shape.arguments and len(shape.indices) == 1 and abs(shape.coefficient) < OFFSET_SCALE:
+            return "the length of a row is a constexpr of unknown value"
+        if any(node.var is not None and node.var.axis in self.shared for node in map(strip, shape.indices)):
+            return "the kernel shares its work among its programs: the grid may be as small as the card"
+        if any(self._part(node) for node in shape.indices):
+            return "the index is only a part of the grid: a quotient or a remainder"
+        if self._scaled(mono, coefficient):
+            return "another address multiplies the same product further: its tensor would be beyond memory first"
+        if len(shape.arguments) == 1 and not self._row_seen(shape.arguments[0], terms):
+            return "no data-sized axis is seen inside the stride: a row may be short, or one element"
+        return ""
+
+    def _shared(self, var: Var) -> Iterator[int]:
+        """Axes of the grid along which each program does more than one piece of work."""
+        if var.origin is Origin.NUM_PROGRAMS:
+            yield var.axis
+        if var.origin is Origin.LOOP and var.low is not None:
+            ways = self.ranges.expander.ways(var.low)
+            for mono in ways[0] if len(ways) == 1 else ():
+                ids = [node.var.axis for node in mono if node.var is not None and node.var.origin is Origin.PROGRAM_ID]
+                if ids and all(self.growth.kind(node) != "tile" for node in mono):
+                    yield ids[0]
+
+    def _row_seen(self, stride: Node, terms: Iterable[Node]) -> bool:
+        """Whether lanes run along a row, and how far they go depends on the data. A row that is read one by one is short."""
+        beside = list(self._beside(stride, terms))
+        lanes = any(
+            part.var is not None and part.var.origin is Origin.ARANGE
+            for mono, _ in beside
+            for node in mono
+            for part in walk(node)
+        )
+        return lanes and any(self._along(mono, coefficient) for mono, coefficient in beside)
+
+    def _beside(self, stride: Node, terms: Iterable[Node]) -> Iterator[tuple[Mono, int]]:
+        """What is added in steps other than the stride: inner and outer axes."""
+        for term in terms:
+            for poly in self.ranges.expander.ways(term):
+                yield from ((mono, coefficient) for mono, coefficient in poly.items() if stride not in mono)
+
+    def _tiled(self, mono: Mono, terms: Iterable[Node]) -> bool:
+        """Whether the index counts tiles, not single things: the lanes of a tile of the size that multiplies it are added."""
+        for term in terms:
+            for poly in self.ranges.expander.ways(term):
+                for other in poly:
+                    for lane in other:
+                        size = lane.var.high if lane.var is not None and lane.var.origin is Origin.ARANGE else None
+                        rest = without(other, (lane,))
+                        others = without(mono, rest or ())
+                        if size is not None and others is not None and any(part in others for part in walk(size)):
+                            return True
+        return False
+
+    def _axes(self, node: Node) -> Iterator[int]:
+        for base in self.growth.bases(node):
+            if base.var is not None and base.var.origin is Origin.PROGRAM_ID:
+                yield base.var.axis
+            else:
+                yield 0
+
+    def _part(self, node: Node) -> bool:
+        """Whether a quotient or a remainder stands between the grid and the index."""
+        node = strip(node)
+        while node.op in ("select", "phi"):
+            node = strip(node.args[0])
+        return node.op in PARTS
+
+    def _scaled(self, mono: Mono, coefficient: int) -> bool:
+        """Whether some address holds the same product times a row: its tensor is beyond memory before this one wraps."""
+        for other, factor, item_bytes in self.terms:
+            rest = without(other, mono)
+            if rest is None or (not rest and abs(factor) <= abs(coefficient)):
+                continue
+            kinds = [self.growth.kind(node) for node in rest]
+            if "index" in kinds or any(node.var is not None and node.var.origin is Origin.ARANGE for node in rest):
+                continue
+            size = abs(factor) // max(1, abs(coefficient))
+            for node, kind in zip(rest, kinds, strict=True):
+                low, high = self.ranges.of(node)
+                size *= high if low == high else USUAL_ROW if kind == "argument" else USUAL_CONSTEXPR
+            if 2**31 * size * (item_bytes or 2) > self.max_memory:
+                return True
+        return False
+
+    def _along(self, mono: Mono, coefficient: int) -> bool:
+        """Whether a term runs along a row whose length depends on the data."""
+        shape = self.growth.shape(mono, coefficient)
+        for node in mono:
+            for part in walk(node):
+                var = part.var
+                if var is None:
+                    continue
+                if var.origin is Origin.ARANGE and (
+                    part in self.lanes or (_known(part) and self.ranges.of(part)[1] + 1 >= LONG_TILE)
+                ):
+                    return True
+                if var.origin is Origin.LOOP and self.growth.kind(part) != "tile":
+                    return True
+                if var.origin is Origin.PROGRAM_ID and (shape.arguments or shape.constant >= SMALL_TILE):
+                    return True
+        return False
+
+
+def _variables(program: Program) -> Iterator[Var]:
+    """Every variable that a sink depends on, those in the bounds of others included."""
+    seen: set[int] = set()
+    stack = [term for sink in program.sinks for term in sink.terms]
+    while stack:
+        for node in walk(stack.pop()):
+            if node.uid not in seen and node.var is not None:
+                yield node.var
+                stack += [bound for bound in (node.var.low, node.var.high) if bound is not None and bound.uid not in seen]
+            seen.add(node.uid)
+
+
+def _known(node: Node) -> bool:
+    """Whether the length of a tile is a number."""
+    var = node.var
+    return var is not None and (var.high is None or all(part.var is None for part in walk(var.high)))
+
+
+def _bounded_lanes(program: Program) -> Iterator[Node]:
+    """Lanes of tiles that a mask compares with something that is only known at run time: the row has that length."""
+    for sink in program.sinks:
+        if sink.kind != "mask":
+            continue
+        for term in sink.terms:
+            for node in walk(term):
+                if node.op == "cmp":
+                    sides = [list(walk(arg)) for arg in node.args]
+                    for own, other in (sides, sides[::-1]):
+                        if any(part.var is not None and part.var.origin in (*ARGUMENTS, Origin.LOAD) for part in other):
+                            yield from (part for part in own if part.var is not None and part.var.origin is Origin.ARANGE)

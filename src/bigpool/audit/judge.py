@@ -1,0 +1,289 @@
+"""Decides which observed values are findings. `docs/audit-internals.md` says by which principles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .doubt import Doubts
+from .expr import Node, Origin, Program, Sink, Var, walk
+from .finding import Confidence, Severity, Span, Wall
+from .growth import OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth, Shape, counts
+from .poly import Mono, Poly, strip
+from .ranges import Ranges
+from .slices import COMPARED, DIRECT, DIVIDED, SCALED, Observed, Slice
+from .walls import Product, culprit, product, solve
+
+# 288 GiB: the largest card that is sold.
+DEFAULT_MAX_MEMORY = 288 * 2**30
+UNKNOWN_ITEM_BYTES = 2
+# Fewer elements for each value of an index than this are columns of a small table.
+SMALL_STEP = 32
+HASH_FACTOR = 2**28
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A value that can leave its range, with everything that a rule needs to name it."""
+
+    program: Program
+    observed: Observed
+    product: Product
+    shape: Shape
+    variable: Node | None
+    wall: Wall
+    severity: Severity
+    confidence: Confidence
+    flat: bool
+    siblings: int
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def origin(self) -> Origin:
+        if self.variable is None:
+            return Origin.SCALAR
+        return self.variable.var.origin if self.variable.var is not None else Origin.LOAD
+
+    @property
+    def var(self) -> Var | None:
+        return self.variable.var if self.variable is not None else None
+
+    @property
+    def span(self) -> Span:
+        return self.product.node.span or self.observed.sink.span
+
+    @property
+    def kind(self) -> str:
+        return self.observed.sink.kind
+
+    @property
+    def compared(self) -> bool:
+        return self.observed.context == COMPARED
+
+
+class Judge:
+    """Judges one program."""
+
+    def __init__(
+        self, program: Program, max_memory: int = DEFAULT_MAX_MEMORY, pinned: Mapping[Node, tuple[int, int]] | None = None
+    ) -> None:
+        self.program = program
+        self.max_memory = max_memory
+        self.ranges = Ranges(pinned)
+        self.growth = Growth(self.ranges)
+        self.rows = self._rows()
+        self.doubts = Doubts(program, self.ranges, self.growth, max_memory)
+        self.incomplete: list[Sink] = []
+        self.unknown: list[tuple[Sink, str]] = []
+        self.trusted: set[str] = set()
+
+    def candidates(self) -> Iterator[Candidate]:
+        for sink in self.program.sinks:
+            if sink.unknown:
+                self.unknown.append((sink, sink.unknown))
+            self.ranges.work = max(self.ranges.work, 2000)
+            found = Slice(sink)
+            self.trusted |= found.trusted
+            if not found.complete:
+                self.incomplete.append(sink)
+            for node in found.unknowns:
+                if node.var is not None and sink.kind in ("address", "atomic", "base"):
+                    self.unknown.append((sink, node.var.reason))
+            for observed in found.found:
+                candidate = self.candidate(observed)
+                if candidate is not None:
+                    yield candidate
+
+    def candidate(self, observed: Observed) -> Candidate | None:
+        """The finding that an observed value is, None if it is none."""
+        low, high = observed.limits
+        worst: tuple[int, Mono, int, Poly] | None = None
+        for poly in self._ways(observed.root):
+            interval = self.ranges.of_poly(poly)
+            if low <= interval[0] and interval[1] <= high:
+                continue
+            for mono, coefficient in poly.items():
+                reach = self._usual_reach(mono, coefficient)
+                if reach > high and (worst is None or reach > worst[0]):
+                    worst = reach, mono, coefficient, poly
+            if worst is None and self._all_declared(poly) and interval[1] > high:
+                mono = max(poly, key=lambda mono: self.ranges.of_mono(mono, poly[mono])[1])
+                worst = interval[1], mono, poly[mono], poly
+        if worst is None:
+            return None
+        return self._weigh(observed, *worst[1:])
+
+    def _ways(self, root: Node) -> list[Poly]:
+        if root.op == "phi":
+            return self.ranges.phi_ends(root) or [{(root,): 1}]
+        ways = []
+        for poly in self.ranges.expander.ways(root):
+            ways.append(poly)
+            for mono, coefficient in poly.items():
+                if len(mono) == 1 and mono[0].op == "phi" and coefficient == 1 and mono[0] is not root:
+                    rest = {other: factor for other, factor in poly.items() if other != mono}
+                    for end in self.ranges.phi_ends(mono[0]) or []:
+                        ways.append({**rest, **end})
+        return ways[:16]
+
+    def _usual_reach(self, mono: Mono, coefficient: int) -> int:
+        if abs(coefficient) > HASH_FACTOR and coefficient & (abs(coefficient) - 1):
+            # A multiplier of a hash: it is meant to wrap, and no stride is as large.
+            return 0
+        return self._grown_reach(mono, coefficient)
+
+    def _grown_reach(self, mono: Mono, coefficient: int) -> int:
+        """How far a term can go when constexprs of unknown value are of a usual size; 0 if it does not grow with the data."""
+        shape = self.growth.shape(mono, coefficient)
+        if not shape.grows or (not shape.indices and not shape.offset_like):
+            return 0
+        exact = self.ranges.of_mono(mono, coefficient)
+        reduced, factor = self.growth.reduced(mono, coefficient)
+        growing = tuple(node for node in reduced if node not in shape.constexprs)
+        usual = max(map(abs, self.ranges.of_mono(growing, factor))) * USUAL_CONSTEXPR ** len(shape.constexprs)
+        return int(min(max(abs(exact[0]), exact[1]), usual))
+
+    def _stated(self, mono: Mono) -> bool:
+        """Whether somebody stated a bound for everything in a term: then it is reached, whatever it means."""
+        leaves = [base for factor in mono for base in self.growth.bases(factor) | {strip(factor)}]
+        return bool(leaves) and all(self._bounded(base) for base in leaves)
+
+    def _bounded(self, node: Node) -> bool:
+        var = node.var
+        if var is None:
+            return not counts(node)
+        if var.declared or var.origin is Origin.ARANGE:
+            return True
+        if var.origin is not Origin.LOOP or var.high is None:
+            return False
+        return all(part.var is None or part.var.declared for part in walk(var.high))
+
+    def _all_declared(self, poly: Poly) -> bool:
+        return all(node.var is None or node.var.declared for mono in poly for node in mono)
+
+    def _weigh(self, observed: Observed, mono: Mono, coefficient: int, poly: Poly) -> Candidate | None:
+        shape = self.growth.shape(mono, coefficient)
+        main = self.growth.main_variable(*(shape.indices or (observed.root,)))
+        siblings = self.siblings(observed, mono)
+        flat = not any(self.outer(other, shape) for other in siblings)
+        severity = self._severity(observed, shape, flat, main)
+        if severity in (None, Severity.NOTE) and self._stated(mono):
+            severity = Severity.ERROR
+        if severity is None:
+            return None
+        found = product(culprit(observed.root, observed, self.ranges, self.growth), self.growth)
+        if observed.context == COMPARED and not found.factors:
+            return None
+        wall = solve(observed, found, self.growth, main)
+        growing = [other for other in siblings if other.indices and (other.grows > 1 or other.constant >= OFFSET_SCALE)]
+        candidate = Candidate(self.program, observed, found, shape, main, wall, severity, Confidence.HIGH, flat, len(growing))
+        candidate.confidence = self._confidence(candidate)
+        if candidate.confidence is Confidence.HIGH and (doubt := self.doubts.of(mono, coefficient, observed.sink.terms)):
+            candidate.confidence = Confidence.MEDIUM
+            candidate.reasons.append(doubt)
+        if severity is Severity.ERROR and candidate.confidence is Confidence.LOW:
+            candidate.severity = Severity.WARNING
+        if wall.tensor_bytes is not None and wall.tensor_bytes > self.max_memory:
+            candidate.severity = Severity.NOTE
+        return candidate
+
+    def _severity(self, observed: Observed, shape: Shape, flat: bool, main: Node | None) -> Severity | None:
+        """ERROR for a finding, NOTE for what no card can reach, None for what is right by the limits of its axis."""
+        context = observed.context
+        if context == COMPARED:
+            counted = shape.grows > 1 and not self._divided(shape) and (observed.sink.kind == "bound" or self._integral(observed))
+            if not counted:
+                return None
+            return Severity.NOTE if self._scaled_elsewhere(observed) else Severity.WARNING
+        if observed.sink.kind == "coordinate":
+            return Severity.NOTE if shape.grows > 1 else None
+        if context == SCALED and any(self.growth.kind(node) != "tile" for node in observed.scale):
+            return Severity.NOTE
+        if context == SCALED:
+            unknown = sum(node.var is not None and node.var.origin is Origin.CONSTEXPR for node in map(strip, observed.scale))
+            item = observed.sink.item_bytes or UNKNOWN_ITEM_BYTES
+            reach = observed.limits[1] * observed.factor * USUAL_CONSTEXPR**unknown * item
+            if reach > self.max_memory:
+                return Severity.NOTE
+        if shape.offset_like and (not shape.indices or shape.grows > 1):
+            return Severity.NOTE if self._tiles(shape) else Severity.ERROR
+        counter = main is not None and main.var is not None and main.var.origin is Origin.LOOP
+        if not flat or (shape.constant < SMALL_STEP and not shape.offset_like and not counter):
+            return None
+        if observed.narrowing and not shape.offset_like:
+            return None
+        if main is not None and main in self.rows and shape.constant < OFFSET_SCALE and not shape.offset_like:
+            return None
+        return Severity.ERROR if shape.offset_like or main is None or self._loads(main) else Severity.WARNING
+
+    def _integral(self, observed: Observed) -> bool:
+        """Whether a comparison is surely one of integers: a load or an argument of unknown type may be a float."""
+        sure = (Origin.PROGRAM_ID, Origin.ARANGE, Origin.LOOP, Origin.NUM_PROGRAMS)
+        nodes = (node.var for term in observed.sink.terms for node in walk(term) if node.var is not None)
+        return any(var.origin in sure and var.width > 1 for var in nodes)
+
+    def _loads(self, main: Node) -> bool:
+        return main.var is not None and main.var.origin is Origin.LOAD
+
+    def _confidence(self, found: Candidate) -> Confidence:
+        if found.compared or not found.shape.indices or found.observed.context == DIVIDED:
+            return Confidence.LOW
+        if found.var is None and found.variable is not None:
+            return Confidence.MEDIUM
+        if found.var is None or found.var.reason:
+            return Confidence.LOW
+        medium = (
+            found.severity is Severity.WARNING
+            or found.siblings > 0
+            or found.origin is Origin.LOOP
+            or not found.var.typed
+            or found.observed.root.op == "phi"
+        )
+        if found.origin is Origin.PROGRAM_ID and found.var.axis > 0 and found.siblings:
+            return Confidence.LOW
+        return Confidence.MEDIUM if medium else Confidence.HIGH
+
+    def siblings(self, observed: Observed, own: Mono) -> list[Shape]:
+        """The other terms of the same sink."""
+        shapes = []
+        for term in observed.sink.terms:
+            for poly in self.ranges.expander.ways(term):
+                shapes += [self.growth.shape(mono, coefficient) for mono, coefficient in poly.items() if mono != own]
+        return shapes
+
+    def outer(self, other: Shape, shape: Shape) -> bool:
+        """Whether `other` is the outer axis of the same address, whose 32-bit stride bounds the inner one."""
+        return bool(other.indices) and other.scale > shape.scale
+
+    def _divided(self, shape: Shape) -> bool:
+        """Counts of tiles: what is divided by a tile stays small."""
+        return any(
+            node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" for node in (*shape.indices, *shape.arguments)
+        )
+
+    def _tiles(self, shape: Shape) -> bool:
+        """One entry for each tile of a matrix, `pid_m * cdiv(n, BLOCK)`: 2^31 tiles are beyond any memory."""
+        return shape.constant < USUAL_CONSTEXPR and any(
+            node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" for node in shape.arguments
+        )
+
+    def _scaled_elsewhere(self, observed: Observed) -> bool:
+        return any(base in self.rows for base in self.growth.bases(observed.root))
+
+    def _rows(self) -> set[Node]:
+        """Variables that some address multiplies by a row: they cannot come near 2^31 themselves."""
+        rows: set[Node] = set()
+        for sink in self.program.sinks:
+            if sink.kind not in ("address", "atomic", "base"):
+                continue
+            for term in sink.terms:
+                for poly in self.ranges.expander.ways(term):
+                    for mono, coefficient in poly.items():
+                        shape = self.growth.shape(mono, coefficient)
+                        if shape.indices and shape.scale >= USUAL_ROW:
+                            for node in shape.indices:
+                                rows |= self.growth.bases(node)
+        return rows
+
+
+__all__ = ["COMPARED", "DIRECT", "Candidate", "Judge"]

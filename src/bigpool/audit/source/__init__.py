@@ -1,0 +1,1 @@
+"""The source front end: reads Python with the standard library alone, imports nothing and runs nothing."""

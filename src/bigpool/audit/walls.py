@@ -1,0 +1,199 @@
+"""Where the wall is: the first value of an index at which a product or a sum no longer fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from .expr import Node, Origin, walk
+from .finding import Wall
+from .growth import Growth
+from .poly import strip
+from .ranges import Interval, Ranges
+from .slices import Observed
+
+# What an unknown stride is exemplified by.
+EXAMPLE = {"page": 901_120, "expert": 2**24}
+EXAMPLE_ROW = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The operation that wraps: `index` times `factors`."""
+
+    node: Node
+    index: Node
+    factors: tuple[Node, ...]
+
+
+def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth) -> Node:
+    """The operation under `root` that leaves the range first: a product of the sum rather than the sum."""
+    node = root
+    low, high = observed.limits
+    for _ in range(200):
+        if node.op == "phi" and node.args[-1].op in ("add", "sub", "mul"):
+            return node.args[-1]
+        if node.op in ("add", "sub", "neg", "ext", "select"):
+            parts = [part for part in node.args[:2] if growth.kind(part) != "tile"]
+            over = [part for part in parts if not low <= ranges.of(part)[0] <= ranges.of(part)[1] <= high]
+            over = [part for part in over if part.op not in ("var", "const") and (part.narrow or observed.narrowing)]
+            if not over:
+                return node
+            node = max(over, key=lambda part: ranges.of(part)[1])
+            if node.op in ("ext", "select") or node.op in ("add", "sub", "neg"):
+                continue
+        return node
+    return node
+
+
+def product(node: Node, growth: Growth) -> Product:
+    """Takes an operation apart: the index, and what it is multiplied with."""
+    factors: list[Node] = []
+    index = node
+    while strip(index).op in ("mul", "shl"):
+        inner = strip(index)
+        left, right = inner.args
+        if inner.op == "shl":
+            factors.append(
+                Node("const", (), 0, True, None, None, 1 << strip(right).value) if strip(right).op == "const" else right
+            )
+            index = left
+            continue
+        kinds = [growth.kind(left), growth.kind(right)]
+        first = kinds[0] == "index" or (kinds[1] != "index" and kinds[0] != "tile")
+        if kinds == ["index", "index"]:
+            first = growth.main_variable(left) is not None and _rank(growth, left) <= _rank(growth, right)
+        factors.append(right if first else left)
+        index = left if first else right
+    return Product(node, strip(index), tuple(strip(factor) for factor in reversed(factors)))
+
+
+def _rank(growth: Growth, node: Node) -> int:
+    main = growth.main_variable(node)
+    order = [Origin.LOAD, Origin.PROGRAM_ID, Origin.LOOP, Origin.UNKNOWN]
+    return 9 if main is None or main.var is None else order.index(main.var.origin)
+
+
+def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | None = None) -> Wall:
+    """The wall of a product, and of the sum around it where the rest of the sum is known."""
+    name = describe(found.index)
+    limit = observed.limits[1]
+    step_bytes = observed.sink.item_bytes or 2
+    size = (limit + 1) * (1 if observed.sink.offset_bytes else step_bytes) * max(1, observed.factor)
+    known: list[tuple[str, int]] = []
+    unknown: list[Node] = []
+    main = chosen if chosen in growth.bases(found.index) else growth.main_variable(found.index)
+    for factor in found.factors:
+        if main is not None and main in growth.bases(factor) and _only(factor, main):
+            continue
+        value = _known(factor)
+        if value is None:
+            unknown.append(factor)
+        else:
+            known.append((describe(factor), value))
+    formula = " * ".join([name, *(describe(factor) for factor in found.factors)]) if found.factors else name
+    tensor = None if observed.context == "compared" else size
+    others = tuple(pair for pair in known if not pair[0].lstrip("-").replace(",", "").isdigit())
+    if not unknown:
+        value = _first_bad(observed, found.index)
+        alone = limit // max(1, abs(prod(value for _, value in known))) + 1
+        form = "sum" if value is not None and value < alone else "product"
+        base = _base(observed, found, main)
+        return Wall(name, value, others, formula, limit, tensor, None, _element(observed), base, form)
+    stride = describe(unknown[0])
+    example_value = next((value for word, value in EXAMPLE.items() if word in f"{name} {stride}".lower()), EXAMPLE_ROW)
+    if len(unknown) > 1 or observed.context == "compared":
+        return Wall(name, None, others, formula, limit, tensor, None, _element(observed))
+    reach = Ranges().of(found.index)[1]
+    while limit // example_value + 1 > reach and example_value < 2**30:
+        example_value *= 2
+    step = example_value * max(1, prod(value for _, value in known))
+    return Wall(name, None, others, formula, limit, tensor, (stride, example_value, limit // step + 1), _element(observed))
+
+
+def _base(observed: Observed, found: Product, main: Node | None) -> tuple[str, int] | None:
+    """The variable that the index is computed from, and its own first bad value."""
+    if main is None or main is found.index:
+        return None
+    value = _first_bad(observed, main)
+    return None if value is None else (describe(main), value)
+
+
+def _only(node: Node, main: Node) -> bool:
+    """Whether `main` is the one variable in `node`."""
+    return all(part is main or part.var is None or part.var.declared for part in walk(node))
+
+
+def _first_bad(observed: Observed, index: Node) -> int | None:
+    """Binary search: the interval only grows with the bound of the index."""
+    low, high = 0, 2**40
+    if not _leaves(observed, index, high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _leaves(observed, index, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class _Certain(Ranges):
+    """Intervals in which what nobody stated is at its smallest: a wall must be certain."""
+
+    def of(self, node: Node, depth: int = 0) -> Interval:
+        var = node.var
+        if var is None or node.uid in self.pinned or var.declared:
+            return super().of(node, depth)
+        if var.origin is Origin.ARANGE:
+            last = _known(var.high) if var.high is not None else None
+            return 0, last or 0
+        if var.low is not None:
+            return super().of(node, depth)
+        low = min(max(var.minimum, 0), var.maximum)
+        return low, low
+
+
+def _leaves(observed: Observed, index: Node, value: int) -> bool:
+    low, high = _Certain({index: (value, value)}).of(observed.root)
+    return low < observed.limits[0] or high > observed.limits[1]
+
+
+def _known(node: Node) -> int | None:
+    if node.op == "const":
+        return node.value
+    if node.var is not None and (node.var.declared or node.var.minimum == node.var.maximum):
+        return node.var.maximum
+    if node.op in ("mul", "add", "sub") and not node.name:
+        values = [_known(strip(arg)) for arg in node.args]
+        if None not in values:
+            return Ranges().of(node)[1]
+    return None
+
+
+def _element(observed: Observed) -> str:
+    return observed.sink.pointer
+
+
+_OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "shl", "shr", "and", "or", "xor")
+SIGNS = dict(zip(_OPERATIONS, ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^"), strict=True))
+
+
+def describe(node: Node, depth: int = 0) -> str:
+    """A value in the author's names."""
+    node = strip(node)
+    if node.name:
+        return node.name
+    if node.var is not None:
+        return node.var.name
+    if node.op == "const":
+        return f"{node.value:,}"
+    if depth > 3:
+        return "..."
+    parts = [describe(arg, depth + 1) for arg in node.args[:2]]
+    if node.op in SIGNS:
+        text = f" {SIGNS[node.op]} ".join(parts)
+        return f"({text})" if depth or node.op in ("add", "sub") else text
+    if node.op == "phi":
+        return node.detail
+    return f"{node.op}({', '.join(parts)})"

@@ -1,0 +1,59 @@
+"""bigpool's own kernels: no finding, no suppression, and every single widening is missed when it is taken away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bigpool
+from bigpool.audit import Options, audit
+from bigpool.cli import main
+from bigpool.proof.narrow import list_widenings, narrow
+
+KERNELS = Path(bigpool.__file__).parent / "kernels"
+MUTANTS = [
+    (path.name, place) for path in sorted(KERNELS.glob("*.py")) for place in range(len(list_widenings(path.read_text("utf-8"))))
+]
+
+
+def test_own_kernels_are_clean() -> None:
+    report = audit([KERNELS])
+    assert report.faults == []
+    assert report.kernels >= 2
+    assert (report.suppressed, report.baselined, report.skipped_files, report.skipped_kernels) == (0, 0, [], [])
+    assert "bigpool: ignore" not in "".join(path.read_text("utf-8") for path in KERNELS.glob("*.py"))
+
+
+def test_what_is_assumed_about_them_is_what_the_launcher_guarantees() -> None:
+    assert {text.partition(" (")[0] for text in audit([KERNELS]).assumed} == {
+        "split * stride_dest_split < 2**31",
+        "split * stride_part_split < 2**31",
+    }
+
+
+def test_without_the_assumptions_there_are_findings() -> None:
+    path = KERNELS / "verify.py"
+    bare = "".join(line for line in path.read_text("utf-8").splitlines(keepends=True) if "bigpool: assume" not in line)
+    report = audit([KERNELS], Options(overlay={path.resolve(): bare.encode()}))
+    assert {finding.wall.formula for finding in report.faults if finding.wall is not None} == {
+        "split * stride_dest_split",
+        "split * stride_part_split",
+    }
+
+
+def test_the_command_that_ci_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(KERNELS)]) == 0
+    assert "0 errors, 0 warnings" in capsys.readouterr().out
+
+
+def test_there_is_something_to_take_away() -> None:
+    assert len(MUTANTS) >= 6
+
+
+@pytest.mark.parametrize(("name", "place"), MUTANTS)
+def test_a_missing_widening_is_found(name: str, place: int) -> None:
+    path = KERNELS / name
+    mutant = narrow(path.read_text("utf-8"), only=place)
+    report = audit([KERNELS], Options(overlay={path.resolve(): mutant.encode()}))
+    assert report.faults
