@@ -100,6 +100,16 @@ def kernel(x_ptr):
         "",
     ),
     (
+        "a_step_that_is_a_number",
+        """
+def kernel(x_ptr):
+    slot = tl.program_id(0)
+    tl.store(x_ptr + slot * 576 + tl.arange(0, 512), 0)
+""",
+        "high",
+        "",
+    ),
+    (
         "a_part_of_the_grid",
         """
 def kernel(x_ptr, stride_batch, heads, n_cols, BLOCK: tl.constexpr):

@@ -179,6 +179,7 @@ def test_a_case_needs_no_base_class_and_gets_defaults(tmp_path: Path) -> None:
         "fast": True,
         "dtypes": ["float16", "float32"],
         "placements": ["bottom", "top", "across"],
+        "not_exercised": [],
         "module": "their_cases",
     }
     assert found["kernels"] == {"their_cases": str((tmp_path / "their_cases.py").resolve())}
@@ -192,6 +193,21 @@ def test_a_case_needs_no_base_class_and_gets_defaults(tmp_path: Path) -> None:
         ("CASES = []", "their_cases.py: expected a list CASES of bigpool.proof.Case, got []; see docs/prove-your-kernel.md"),
         ("CASES = [3]", "their_cases.py: expected cases with name, build, run, got 3 without name, build, run"),
         (CASE + "CASES = [C(), C()]", "CASES: expected unique names, got c more than once"),
+        (CASE + "CASES = [C]", "their_cases.py: CASES: expected instances, got the class C; write C() in the list"),
+        (
+            CASE + "C.placements = 5\nC.describe = None\nCASES = [C()]",
+            "their_cases.py: case c: describe: expected a string, got None; "
+            "placements: expected a list or tuple of strings, got 5",
+        ),
+        (
+            CASE + "C.dtypes = 'float16'\nCASES = [C()]",
+            "their_cases.py: case c: dtypes: expected a list or tuple of strings, got 'float16'; write ('float16',)",
+        ),
+        (
+            CASE + "KERNELS = 5\nCASES = [C()]",
+            "their_cases.py: KERNELS: expected the name of a file beside it, or a list of such, got 5; "
+            "leave it out if the kernel is in the case file",
+        ),
         (
             CASE + "C.placements = ('top',)\nCASES = [C()]",
             "case c: expected placements with bottom and top out of ('bottom', 'top', 'across'), got ('top',)",

@@ -69,6 +69,63 @@ def test_like_takes_the_ids_of_another_pool() -> None:
         assert (v.num_pages, v.page_stride) == (k.num_pages, 512)
 
 
+@pytest.mark.parametrize("page_shape", [(1,), (2,), (5,), (64,), (1000,), BIG_PAGE])
+def test_the_top_lies_beyond_2_33_where_int32_ids_reach(page_shape: tuple[int, ...]) -> None:
+    with context() as ctx:
+        pool = ctx.pool("k", page_shape, pages=3)
+        first = int(pool.ids[0]) * pool.page_stride
+        if pool.page_stride == 1:
+            assert pool.num_pages > 2**31, "only wider ids get above the wall"
+            return
+        assert pool.num_pages <= 2**31
+        assert first > min(2**33, pool.page_stride * (2**31 - 4))
+        # Where 32 bits would look instead: not at page 0, and not where the pages in use are.
+        for wrap in (2**31, 2**32, 2**33):
+            assert pool.page_stride < 6 or 2**25 < first % wrap < wrap - 2**25
+
+
+def test_a_narrower_pool_has_to_pass_its_own_wall() -> None:
+    with context() as ctx:
+        k = ctx.pool("k", (16, 64), pages=3)
+        assert ctx.pool("v", (8, 64), like=k).max_offset > INT32_MAX
+        with pytest.raises(ProofError) as caught:
+            ctx.pool("scale", (16,), like=k)
+        assert str(caught.value) == (
+            f"scale: expected an offset above 2147483647 elements at top, got {k.num_pages * 16 - 1} at most "
+            f"(num_pages={k.num_pages} of k, page stride 16); pass num_pages=134217731 to k"
+        )
+    with context() as ctx:
+        k = ctx.pool("k", (16, 64), pages=3, num_pages=134_217_731)
+        assert ctx.pool("scale", (16,), like=k).max_offset > INT32_MAX
+        assert ctx.pool("flag", (), like=k).max_offset <= INT32_MAX, "no int32 id can wrap"
+
+
+def test_what_is_only_read_must_keep_its_bits() -> None:
+    with context("bottom") as ctx:
+        pool, rows = ctx.pool("k", (8,), pages=2), ctx.rows("q", (3, 4), role="read")
+        table, lens, scratch = pool.table([1, 0]), ctx.tensor([1, 2]), ctx.tensor([0.0], dtype=torch.float16, role="write")
+        out = ctx.rows("out", (3, 4))
+        ctx.seal()
+        out.tensor[1] = 1
+        scratch[0] = 1
+        ctx.check_inputs([])
+        for one in (pool.tensor, rows.tensor):
+            one[1, 2] = 3
+        table[0] = 7
+        lens[1] = 7
+        with pytest.raises(CanaryError) as caught:
+            ctx.check_inputs([])
+        remedy = "look for a store through a wrong pointer, or make it with role='write'"
+        stay = "expected its bits to stay, since it is only read, got others"
+        assert str(caught.value) == (
+            f"k: {stay} in 1 of its 2 rows in use, first in logical row 1; {remedy}; "
+            f"q: {stay} in 1 of its 3 rows in use, first in logical row 1; {remedy}; "
+            f"table of k: {stay}; {remedy}; ctx.tensor() 2, int64 [2]: {stay}; {remedy}"
+        )
+        with pytest.raises(CanaryError, match=r"^k: .*; q: .*; table of k: [^;]*; [^;]*$"):
+            ctx.check_inputs([lens[:1]])
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_bytes_are_the_same_at_every_placement(placement: str) -> None:
     def contents(at: str) -> tuple[Any, ...]:
@@ -90,11 +147,14 @@ def test_a_table_holds_physical_ids() -> None:
         assert (table - pool.ids[0]).tolist() == [[2, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("rows", [3, 4, 7, 100])
+@pytest.mark.parametrize("rows", [3, 4, 5, 6, 7, 8, 9, 10, 24, 25, 100])
 def test_rows_pass_the_wall_with_a_stride_that_fits(rows: int) -> None:
     with context() as ctx:
         out = ctx.rows("out", (rows, 6, 10))
-        assert out.max_offset > INT32_MAX
+        assert out.max_offset > (2**33 if rows >= 6 else 2**32 if rows >= 4 else INT32_MAX)
+        starts = [row * out.page_stride for row in range(rows)]
+        for wrapped in (start % 2**32 for start in starts if start >= 2**32):
+            assert min(abs(wrapped - start) for start in starts) > 60, "a wrapped row must not find a row"
         assert out.page_stride <= INT32_MAX
         assert out.page_stride % 16 == 0
         assert out.tensor.stride()[1:] == (10, 1)

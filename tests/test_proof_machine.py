@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from bigpool.proof import runner, worker  # noqa: E402
 from bigpool.proof.case import DesignedSkip  # noqa: E402
 from bigpool.proof.matrix import Unit, meaning  # noqa: E402
 from bigpool.proof.record import not_exercised  # noqa: E402
-from bigpool.proof.verdict import Verdict  # noqa: E402
+from bigpool.proof.verdict import Run, Verdict  # noqa: E402
 from bigpool.proof.worker import require_working_interpreter  # noqa: E402
 
 HERE = "test_proof_machine.py"
@@ -129,9 +130,14 @@ def test_what_was_not_exercised_on_a_gpu() -> None:
         Verdict("big", "bfloat16", "proven", oracle=False),
         Verdict("small", "bfloat16", "skipped", ("fp8 conversion needs sm89+, this is sm86",)),
     ]
-    assert not_exercised([big, small, other], units, verdicts, machine) == [
+    near = Run("big", "bfloat16", "shipped", "top", "unmapped", "ok", tensors=[{"role": "read", "max_offset": 2**32 - 1}])
+    proof: Any = SimpleNamespace(verdicts=verdicts, runs=[near], fixed=SimpleNamespace(name="shipped"))
+    big["not_exercised"] = ["far lengths"]
+    assert not_exercised([big, small, other], units, proof, machine, ["k.py:3"]) == [
         "cards other than NVIDIA H200 (sm90)",
         "CUDA graph capture and replay, several streams, several devices",
+        "far lengths",
+        "indices that wrap at 2^32 elements (uint32): nothing lies that far in big",
         "case small: skipped: fp8 conversion needs sm89+, this is sm86",
         "cases that were not asked for: other",
         "float16: big",

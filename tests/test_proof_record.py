@@ -191,6 +191,11 @@ def test_paths_of_the_machine_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             '{"schema": "x/2"}',
             "--from-json: expected schema bigpool-proof/1, got 'x/2' in {file}; make the record anew with --json",
         ),
+        (
+            json.dumps(made_record(status=7)),
+            "--from-json: expected a record that follows bigpool-proof/1, got {file}: $.status: 7 is not one of [0, 1, 2]; "
+            "make it anew with --json",
+        ),
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, content: str | None, text: str) -> None:
@@ -200,6 +205,15 @@ def test_what_is_no_record_is_refused(tmp_path: Path, content: str | None, text:
     with pytest.raises(ProofError) as caught:
         record.load(file)
     assert str(caught.value).startswith(text.format(file=file))
+
+
+def test_a_record_without_its_keys_is_refused_without_jsonschema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    data = made_record()
+    del data["runs"], data["status"]
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    with pytest.raises(ProofError, match=r": runs, status missing; make it anew with --json$"):
+        record.load(tmp_path / "r.json")
 
 
 # The picture.
@@ -300,11 +314,41 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatc
             ["k.py", "--from-json", "r.json"],
             "--from-json: expected no case file beside it, got k.py; a record holds its own cases",
         ),
+        (
+            ["--from-json", "r.json", "--case", "a"],
+            "--from-json: expected no --case beside it, got both; leave it out, it would be ignored",
+        ),
+        (
+            ["--mutants", "--json", "r.json"],
+            "--mutants: expected no --json beside it, got both; leave it out, it would be ignored",
+        ),
+        (["--list", "--all"], "--list: expected no --all beside it, got both; leave it out, it would be ignored"),
+        (
+            ["--json", "/proc/r.json"],
+            "--json: expected a file that can be written, got /proc/r.json: No such file or directory; name another one",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     assert main(["prove", *arguments]) == 2
     assert capsys.readouterr().err == f"error: bigpool prove: {text}\n"
+
+
+def test_looking_whether_a_file_can_be_written_leaves_none(tmp_path: Path) -> None:
+    assert main(["prove", "--json", str(tmp_path / "r.json"), "--timeout", "0"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_is_shown_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(made_record()))
+    monkeypatch.setattr(Path, "write_text", lambda self, text: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["prove", "--from-json", str(file), "--json", str(tmp_path / "s.json")]) == 2
+    shown = capsys.readouterr()
+    assert "proven: 1 of 1 cases" in shown.out
+    assert shown.err == "error: bigpool: No space left on device\n"
 
 
 def test_help_has_examples_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:

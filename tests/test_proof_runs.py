@@ -59,7 +59,27 @@ def test_every_case_of_the_zoo_ends_as_it_should(zoo: tuple[subprocess.Completed
     done, record = zoo
     assert {verdict["case"]: verdict["status"] for verdict in record["verdicts"]} == ENDINGS
     assert done.returncode == record["status"] == 1
-    assert done.stdout.splitlines()[-1] == record["summary"] == "refuted: 2 of 9 cases: raises, wrong-values; 3 skipped by design"
+    assert (
+        done.stdout.splitlines()[-1]
+        == record["summary"]
+        == (
+            "refuted: 7 of 19 cases: narrower-like, raises, unsigned-ids, unsigned-rows, writes-its-input, writes-its-table, "
+            "wrong-values; 3 skipped by design"
+        )
+    )
+
+
+LINES = {
+    "raises": "raise ValueError",
+    "unsigned": "page_idx = tl.load(table_ptr + row).to(tl.uint32)",
+    "narrower": "v = tl.load(v_ptr",
+}
+
+
+def line_of(code: str) -> int:
+    """Of the zoo; for a kernel that reads by unsigned ids, of its load."""
+    number = next(number for number, line in enumerate(ZOO.read_text().splitlines(), 1) if code in line)
+    return number + (2 if "uint32" in code else 0)
 
 
 INTERPRETER = "arithmetic is silently wrong in Triton's interpreter (triton {triton});"
@@ -93,6 +113,34 @@ INTERPRETER = "arithmetic is silently wrong in Triton's interpreter (triton {tri
             "rough-oracle",
             "oracle: case rough-oracle: expected float64 in Oracle.expected['out'], got torch.float32; call .double()",
         ),
+        ("unsigned-ids", "shipped at the top (unmapped): killed: SIGSEGV at proof_zoo.py:{unsigned}"),
+        ("narrower-like", "shipped at the top (unmapped): killed: SIGSEGV at proof_zoo.py:{narrower}"),
+        (
+            "too-narrow-like",
+            "shipped at the top (unmapped): v: expected an offset above 2147483647 elements at top, got 1073748223 at most "
+            "(num_pages=16777316 of k, page stride 64); pass num_pages=33554435 to k",
+        ),
+        (
+            "writes-its-input",
+            "shipped at the bottom (unmapped): canary: pool: expected its bits to stay, since it is only read, got others in "
+            "3 of its 3 rows in use, first in logical row 0; look for a store through a wrong pointer, "
+            "or make it with role='write'",
+        ),
+        (
+            "writes-its-table",
+            "shipped at the bottom (unmapped): canary: table of pool: expected its bits to stay, since it is only read, "
+            "got others; look for a store through a wrong pointer, or make it with role='write'",
+        ),
+        (
+            "empty-oracle",
+            "oracle: case empty-oracle: expected at least one output in Oracle.expected, got none; "
+            "return None where there is no oracle",
+        ),
+        (
+            "unwritten-oracle",
+            "oracle: case unwritten-oracle: expected a finite value in Oracle.expected['out'], got none of 192; "
+            "fresh memory is NaN: was a tensor not filled with .write()?",
+        ),
         (
             "too-small",
             "shipped at the top (unmapped): pool: expected an offset above 2147483647 elements at top, got 63999 at most "
@@ -108,8 +156,9 @@ INTERPRETER = "arithmetic is silently wrong in Triton's interpreter (triton {tri
 def test_the_zoo_s_first_findings(zoo: tuple[subprocess.CompletedProcess[str], dict[str, Any]], case: str, finding: str) -> None:
     done, record = zoo
     (verdict,) = [verdict for verdict in record["verdicts"] if verdict["case"] == case]
-    raises = next(number for number, line in enumerate(ZOO.read_text().splitlines(), 1) if "raise ValueError" in line)
-    text = finding.replace("{triton}", record["versions"]["triton"]).replace("{raises}", str(raises))
+    text = finding.replace("{triton}", record["versions"]["triton"])
+    for name, code in LINES.items():
+        text = text.replace(f"{{{name}}}", str(line_of(code)))
     assert verdict["findings"][0] == text
     assert verdict["findings"][0] in done.stdout
 
@@ -127,6 +176,33 @@ def test_the_zoo_says_what_was_not_exercised(zoo: tuple[subprocess.CompletedProc
     ]
     assert "case skips: skipped: fp8 conversion needs sm89+, this is sm86" in record["not_exercised"]
     assert "cases that were not asked for: sleeps" in record["not_exercised"]
+    assert "other orders of the rows" in record["not_exercised"], "what the case says of itself"
+    assert (
+        "32-bit wraps of loop variables: the interpreter counts `for i in range(...)` with Python ints, "
+        "whose products with constants do not wrap "
+        f"(proof_zoo.py:{line_of('for row in range(3)')})"
+    ) in record["not_exercised"]
+    assert (
+        "the values of outputs that the oracle leaves out, of which only the placements are compared: other of half-an-oracle"
+    ) in record["not_exercised"]
+
+
+def test_pools_and_rows_pass_what_32_bits_hold(zoo: tuple[subprocess.CompletedProcess[str], dict[str, Any]]) -> None:
+    _, record = zoo
+    tops = {run["case"]: run for run in record["runs"] if (run["arm"], run["placement"]) == ("shipped", "top")}
+    for case in ("holds", "unsigned-rows"):
+        offsets = {tensor["name"]: tensor["max_offset"] for tensor in tops[case]["tensors"]}
+        assert offsets["pool"] > 2**33
+    assert not any("uint32" in line for line in record["not_exercised"])
+
+
+def test_what_no_oracle_judged_is_not_called_right() -> None:
+    done = prove(str(ZOO), "--case", "half-an-oracle", "--case", "holds")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "proven: 2 of 2 cases give the same bits wherever they lie in the pool, and each sees the 32-bit arm fail; "
+        "not all values were judged: half-an-oracle"
+    )
 
 
 def test_the_record_holds_every_run_and_what_ran(zoo: tuple[subprocess.CompletedProcess[str], dict[str, Any]]) -> None:
@@ -141,7 +217,7 @@ def test_the_record_holds_every_run_and_what_ran(zoo: tuple[subprocess.Completed
     )
     assert runs["shipped", "top", "poison"]["launches"] == [{"kernel": "copy_kernel", "file": "proof_zoo.py", "count": 1}]
     shipped, narrowed = record["arms"]
-    assert (shipped["files"][0]["widenings"], narrowed["files"][0]["widenings"]) == (2, 0)
+    assert (shipped["files"][0]["widenings"], narrowed["files"][0]["widenings"]) == (8, 0)
     assert shipped["files"][0]["sha256"] != narrowed["files"][0]["sha256"]
     assert str(HERE.parent) not in json.dumps(record["runs"]), "a record is to be shown around: no paths of this machine"
 
@@ -163,6 +239,35 @@ def test_only_skips_prove_nothing() -> None:
     done = prove(str(ZOO), "--case", "skips")
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1] == "could not run: every case was skipped by design"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        (
+            "c.py",
+            "x = 1\ndef x(:\n",
+            "expected a case file that can be imported, got c.py: SyntaxError: invalid syntax at c.py:2",
+        ),
+        (
+            "c.py",
+            "import sys\nsys.exit(3)\n",
+            "expected a case file that can be imported, got c.py: sys.exit(3) was called at c.py:2",
+        ),
+        ("c", "", "expected a name that ends in .py and has no other dot, got c; rename or link the file"),
+        ("c.d.py", "", "expected a name that ends in .py and has no other dot, got c.d.py; rename or link the file"),
+        ("c.py", None, "expected a Python file, got the folder c.py; name the file in it"),
+    ],
+    ids=["syntax", "exit", "bare", "dots", "folder"],
+)
+def test_a_file_that_cannot_be_a_case_file(tmp_path: Path, name: str, text: str | None, complaint: str) -> None:
+    if text is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text(text)
+    done = prove(name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"error: FILE: {complaint}"
 
 
 def processes_with(text: str) -> list[int]:

@@ -27,7 +27,7 @@ class DeviceProps:
     interpreted: bool = False
 
 
-INTERPRETER = DeviceProps(name="triton interpreter", sm=0, num_sms=16, smem_bytes=2**30, interpreted=True)
+INTERPRETER = DeviceProps(name="triton interpreter", sm=0, num_sms=4, smem_bytes=2**30, interpreted=True)
 # Their matrix units take operands from shared memory, which leaves the registers to the accumulator.
 WIDE_MMA = (90, 100, 103)
 

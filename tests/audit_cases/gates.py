@@ -94,6 +94,7 @@ META = {
         "args": {"out_ptr": "*bf16", "ids_ptr": "*i32", "stride_row": 8192, "HAS_IDS": False, "N": 64},
         "grid": [1048576],
         "walls": [["row", "row * 8192", {}]],
+        "safe": ["1048575", "63"],
     },
     "gate_right@narrow": {
         "source": False,

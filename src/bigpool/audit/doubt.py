@@ -44,6 +44,9 @@ class Doubts:
         shape = self.growth.shape(mono, coefficient)
         if shape.arguments and all(node.var is not None and node.var.declared for node in shape.arguments):
             return ""
+        if not shape.arguments and not shape.constexprs:
+            # The step is a number: the interval itself says that the grid reaches the wall.
+            return ""
         axes = {axis for node in shape.indices for axis in self._axes(node)}
         if axes and min(axes) > 0 and not self._tiled(mono, terms):
             return f"axis {min(axes)} of a grid ends at 65,535"

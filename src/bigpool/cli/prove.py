@@ -54,7 +54,7 @@ def prove(
 
     Exit status: 0 proven, 1 refuted or without power, 2 could not run, 130 interrupted.
     """
-    _check(file, json_file, from_json, figure, chosen)
+    _check(file, list_only, mutants, json_file, from_json, figure, chosen)
     if list_only:
         return _list(file)
     if mutants:
@@ -65,11 +65,11 @@ def prove(
         data = record.load(from_json)
     else:
         data = _run(file, chosen)
-    if json_file is not None:
-        json_file.write_text(json.dumps(data, indent=1) + "\n")
     from bigpool.proof import report
 
     report.show(data)
+    if json_file is not None:
+        json_file.write_text(json.dumps(data, indent=1) + "\n")
     if figure is not None:
         from bigpool.proof.figure import draw
 
@@ -77,7 +77,15 @@ def prove(
     return int(data["status"])
 
 
-def _check(file: str | None, json_file: Path | None, from_json: Path | None, figure: Path | None, chosen: dict[str, Any]) -> None:
+def _check(
+    file: str | None,
+    list_only: bool,
+    mutants: bool,
+    json_file: Path | None,
+    from_json: Path | None,
+    figure: Path | None,
+    chosen: dict[str, Any],
+) -> None:
     """What can be known to be wrong before minutes are spent on it."""
     faults = []
     if chosen["device"] not in ("cpu", "cuda", "auto"):
@@ -86,15 +94,51 @@ def _check(file: str | None, json_file: Path | None, from_json: Path | None, fig
         faults.append(f"--timeout: expected more than 0 seconds, got {chosen['timeout']:g}; the default is 300")
     if from_json is not None and file is not None:
         faults.append(f"--from-json: expected no case file beside it, got {file}; a record holds its own cases")
-    if figure is not None:
+    faults += _ignored()
+    if figure is not None and not (list_only or mutants):
         from bigpool.proof.figure import check_target
 
         check_target(figure)
     for option, target in (("--json", json_file), ("--figure", figure)):
         if target is not None and not target.absolute().parent.is_dir():
             faults.append(f"{option}: expected a file in an existing folder, got {target}; make the folder first")
+        elif target is not None and (why := _unwritable(target)):
+            faults.append(f"{option}: expected a file that can be written, got {target}: {why}; name another one")
     if faults:
         raise ArgumentError("bigpool prove", *faults)
+
+
+# What each of these would pass over in silence.
+ALONE = {
+    "list_only": ("--list", ()),
+    "from_json": ("--from-json", ("json_file", "figure")),
+    "mutants": ("--mutants", ("cases", "everything", "device", "jobs", "timeout")),
+}
+
+
+def _ignored() -> list[str]:
+    """Options that were given beside one that has no use for them."""
+    context = click.get_current_context()
+    flags = {param.name: param.opts[0] for param in context.command.params if isinstance(param, click.Option)}
+    given = [name for name in flags if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    first = next((name for name in ALONE if name in given), None)
+    if first is None:
+        return []
+    option, useful = ALONE[first]
+    others = [flags[name] for name in given if name != first and name not in useful]
+    return [f"{option}: expected no {other} beside it, got both; leave it out, it would be ignored" for other in others]
+
+
+def _unwritable(target: Path) -> str:
+    """Why a file cannot be written, or ""; leaves no file behind."""
+    existed = target.exists()
+    try:
+        target.open("ab").close()
+    except OSError as error:
+        return str(error.strerror or error)
+    if not existed:
+        target.unlink()
+    return ""
 
 
 def _run(file: str | None, chosen: dict[str, Any]) -> dict[str, Any]:

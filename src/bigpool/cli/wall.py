@@ -117,6 +117,10 @@ def _number(text: str | None) -> Any:
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
 
 
+def _too_long(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]{19,}", text) is not None
+
+
 def _layout(options: Mapping[str, Any], faults: list[str]) -> KVLayout | None:
     values = dict(options)
     for name in ("page_size", "num_kv_heads", "head_dim", "pad"):
@@ -135,14 +139,21 @@ def _count(flag: str, text: str, remedy: str, faults: list[str]) -> int:
     number = _number(text)
     if isinstance(number, int) and number > 0:
         return number
-    faults.append(fault(flag, "an integer of 1 or more", number, remedy))
+    contract = "an integer of at most 18 digits" if _too_long(text) else "an integer of 1 or more"
+    faults.append(fault(flag, contract, number, remedy))
     return 1
 
 
 def _pool_bytes(text: str, faults: list[str]) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", text)
     if match and match[2].lower() in SIZES:
-        return int(Fraction(match[1]) * SIZES[match[2].lower()])
+        size = int(Fraction(match[1]) * SIZES[match[2].lower()])
+        if size > 0:
+            return size
+        faults.append(
+            fault("--pool", "a size of 1 byte or more", text, "pass the bytes of K and V of all layers that share the page ids")
+        )
+        return 0
     remedy = "pass the bytes of K and V of all layers that share the page ids"
     faults.append(fault("--pool", "a number and a unit, such as 24GiB or 24GB", text, remedy))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -36,15 +36,23 @@ def check_pool(
     guard_bytes: int | None,
 ) -> Checked:
     """The arguments of `SparsePool`, or an ArgumentError that lists all their faults."""
-    sizes = tuple(shape)
+    sizes = _items(shape)
+    given = None if strides is None else _items(strides)
     ids: set[int] = set()
+    if sizes is None:
+        raise ArgumentError("SparsePool", f"shape: expected one or more positive ints, got {shape!r}; axis 0 counts the pages")
     if not sizes or not all(_is_int(size) and size > 0 for size in sizes):
         steps: tuple[int, ...] = ()
         faults = [f"shape: expected one or more positive ints, got {sizes}; axis 0 counts the pages"]
     else:
         ids, faults = check_pages(pages, sizes[0])
-        steps = contiguous_strides(sizes) if strides is None else tuple(strides)
-        if len(steps) != len(sizes) or not all(_is_int(step) and step >= 0 for step in steps):
+        steps = contiguous_strides(sizes) if strides is None else given or ()
+        if given is None and strides is not None:
+            faults.append(
+                f"strides: expected {len(sizes)} element strides >= 0 for shape {sizes}, got {strides!r}; "
+                "leave strides out for a contiguous pool"
+            )
+        elif len(steps) != len(sizes) or not all(_is_int(step) and step >= 0 for step in steps):
             faults.append(
                 f"strides: expected {len(sizes)} element strides >= 0 for shape {sizes}, got {steps}; "
                 "leave strides out for a contiguous pool"
@@ -61,7 +69,10 @@ def check_pool(
 def check_pages(pages: Iterable[int], num_pages: int) -> tuple[set[int], list[str]]:
     """Page ids as a set of ints, and what is wrong with them."""
     ids: set[int] = set()
-    for page in pages:
+    entries = _items(pages)
+    if entries is None:
+        return ids, [f"pages: expected integer ids, got {pages!r}; pass a list of ints or an integer tensor, such as range(8)"]
+    for page in entries:
         try:
             ids.add(operator.index(page))
         except TypeError:
@@ -86,6 +97,14 @@ def _scalar_faults(dtype: torch.dtype, guard: str, guard_bytes: int | None) -> l
     if guard_bytes is not None and not (_is_int(guard_bytes) and guard_bytes >= 0):
         faults.append(f"guard_bytes: expected None or an int >= 0, got {guard_bytes!r}; None is 2**31 elements and one page")
     return faults
+
+
+def _items(values: object) -> tuple[Any, ...] | None:
+    """None for what cannot be iterated over, a number say."""
+    try:
+        return tuple(values)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _is_int(value: object) -> bool:

@@ -129,7 +129,7 @@ class HostMemory(Memory):
     def _mmap(self, address: int | None, length: int, protection: int, flags: int, file: int) -> int:
         result = self._libc.mmap(address, length, protection, flags | _MAP_NORESERVE, file, 0)
         if result is None or result == ctypes.c_void_p(-1).value:
-            raise PoolError(_refusal(ctypes.get_errno(), length, self._length == 0))
+            raise PoolError(_refusal(ctypes.get_errno(), length, self._length == 0, self.pattern_bytes > 0))
         return int(result)
 
     def _leave_out_of_core_dumps(self) -> None:
@@ -142,7 +142,7 @@ class HostMemory(Memory):
         needed = sum(-(-(stop - start) // length) + 2 for start, stop in ranges)
         limit = max_map_count()
         if needed > limit // 8 and needed + mapping_count() > limit:
-            raise PoolError(_too_many_mappings(needed, limit))
+            raise PoolError(_too_many_mappings(needed, limit, self.pattern_bytes > 0))
 
 
 def _libc() -> ctypes.CDLL:
@@ -170,21 +170,22 @@ def _sysctl(name: str) -> str:
     return Path("/proc/sys/vm", name).read_text().strip()
 
 
-def _too_many_mappings(needed: int, limit: int) -> str:
+def _too_many_mappings(needed: int, limit: int, guarded: bool) -> str:
+    unguarded = "use guard='unmapped', " if guarded else ""
     return (
         f"SparsePool: pages: expected at most vm.max_map_count={limit} memory mappings in this process, which has "
-        f"{mapping_count()}, got {needed} more; use guard='unmapped', map pages that are neighbours, or "
+        f"{mapping_count()}, got {needed} more; {unguarded}map pages that are neighbours, or "
         f"`sysctl -w vm.max_map_count={limit + needed}`"
     )
 
 
-def _refusal(error: int, length: int, reserving: bool) -> str:
+def _refusal(error: int, length: int, reserving: bool, guarded: bool = False) -> str:
     # Not on every system, where this module must still import to say so.
     import resource
 
     limit = max_map_count()
     if error == errno.ENOMEM and not reserving and mapping_count() >= limit - 2:
-        return _too_many_mappings(1, limit)
+        return _too_many_mappings(1, limit, guarded)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     allowed = "unlimited" if soft == resource.RLIM_INFINITY else str(soft // 1024)
     what = "addresses" if reserving else "memory"

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from bigpool.errors import ProofError
+from bigpool.proof.loops import list_loops
 from bigpool.proof.narrow import list_widenings, narrow, uncut
 
 HOLDS, FAILS = "holds", "fails"
@@ -47,6 +48,10 @@ class Arm:
                 }
             )
         return {"name": self.name, "expect": self.expect, "origin": self.origin, "files": files}
+
+    def loops(self) -> list[str]:
+        """`file:line` of the loops whose variable does not wrap in the interpreter."""
+        return [f"{path.name}:{line}" for path in self.modules.values() for line in list_loops(path.read_text())]
 
 
 @dataclass
@@ -80,7 +85,7 @@ class ArmStore:
         else:
             texts = _from_disk(name, Path(spec), base)
         # Under its own name, so that a crash line names the file that was given.
-        called = Path(spec).name if Path(spec).is_file() else ""
+        called = Path(spec).name if Path(spec).is_file() and Path(spec).suffix == ".py" else ""
         return self._add(name, expect, spec, self._write(name, base, texts, called))
 
     def mutant(self, base: Arm, module: str, index: int) -> Arm:

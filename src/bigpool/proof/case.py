@@ -34,7 +34,8 @@ class Case:
 
     `name`: unique, lower case with dashes. `op`: what is called. `describe`: one line. `fast`: part of the subset that
     runs without a GPU. `dtypes`: names of torch dtypes in order of preference; the first one that the backend computes
-    right is `ctx.dtype`. `placements`: leave "across" out where the case has no paged pool.
+    right is `ctx.dtype`. `placements`: leave "across" out where the case has no paged pool. `not_exercised`: lines on what
+    the case does not place or vary, for the list that is printed with the result.
     """
 
     name: str = ""
@@ -43,6 +44,7 @@ class Case:
     fast: bool = True
     dtypes: Sequence[str] = ("float16", "float32")
     placements: Sequence[str] = PLACEMENTS
+    not_exercised: Sequence[str] = ()
 
     def build(self, ctx: Context) -> Any:
         """Make the inputs, with the same bytes at every placement (draw from `ctx`, never from a global generator)."""

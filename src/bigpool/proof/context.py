@@ -15,6 +15,9 @@ from bigpool.pools import SparsePool
 from bigpool.proof.case import WRONG_IN_INTERPRETER, DesignedSkip
 
 INT32_MAX = 2**31 - 1
+# Where the pages of a pool without num_pages begin at the top, in elements: beyond 2^33, so that an unsigned 32-bit index wraps
+# too; 32 bits see it below the pool if they are signed, in unused pages of the pool if not.
+FAR = 28 * 2**31 // 5
 WHERE = {"bottom": "below the wall", "top": "above the wall", "across": "across the wall"}
 Role = Literal["read", "write"]
 
@@ -31,18 +34,75 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def default_num_pages(stride: int, pages: int) -> int:
+    """So many that the last `pages` pages lie from `FAR` on; less where an int32 table could not hold the ids."""
+    wall = INT32_MAX // stride + 1
+    return max(wall + pages + wall // 10, min(FAR // stride + 1 + pages, 2**31))
+
+
+def far_row_stride(num_rows: int) -> int:
+    """Below 2^31, and such that the last of `num_rows` rows passes 2^33 if there are enough of them.
+
+    2^32 is a whole number and a third of strides, so that a wrapped row lies between rows.
+    """
+    per_wrap = max(2, (10 * (num_rows - 1) - 7) // 21)
+    return -(-(3 * 2**32) // (16 * (3 * per_wrap + 1))) * 16
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the bits."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+class Inputs:
+    """What a kernel may read but not write, and what it held before the launch."""
+
+    def __init__(self) -> None:
+        self.plain: list[tuple[str, torch.Tensor]] = []
+        self._sealed: list[tuple[str, list[torch.Tensor], list[str]]] = []
+
+    def seal(self, placed: Sequence[Placed]) -> None:
+        """Note the bits as they are now."""
+        rows = [(one.name, [one.tensor[row] for row in one.ids.tolist()]) for one in placed if one.role == "read"]
+        rows += [(name, [tensor]) for name, tensor in self.plain]
+        self._sealed = [(name, parts, [digest(part) for part in parts]) for name, parts in rows]
+
+    def changed(self, outputs: Sequence[torch.Tensor]) -> list[str]:
+        """A text for each tensor whose bits are not those of `seal`, unless it is returned as an output."""
+        returned = {output.untyped_storage().data_ptr() for output in outputs}
+        texts = []
+        for name, parts, before in self._sealed:
+            if parts[0].untyped_storage().data_ptr() in returned:
+                continue
+            differ = [index for index, part in enumerate(parts) if digest(part) != before[index]]
+            if differ:
+                where = (
+                    f" in {len(differ)} of its {len(parts)} rows in use, first in logical row {differ[0]}" if parts[1:] else ""
+                )
+                texts.append(
+                    f"{name}: expected its bits to stay, since it is only read, got others{where}; "
+                    "look for a store through a wrong pointer, or make it with role='write'"
+                )
+        return texts
+
+
 class Placed:
     """A tensor of which only some rows of axis 0 are real memory. `.tensor` is what the kernel gets.
 
     `ids[i]` (int64, CPU) is the physical row of logical row i; `wall` is the first row whose offset leaves 32 bits.
     """
 
-    def __init__(self, name: str, pool: SparsePool, ids: torch.Tensor, role: Role) -> None:
+    def __init__(self, name: str, pool: SparsePool, ids: torch.Tensor, role: Role, inputs: Inputs) -> None:
         self.name = name
         self.pool = pool
         self.tensor: torch.Tensor = pool.tensor
         self.ids = ids
         self.role = role
+        self._inputs = inputs
         self.num_pages = int(self.tensor.shape[0])
         self.page_stride = int(self.tensor.stride(0))
         self.wall = INT32_MAX // self.page_stride + 1
@@ -62,7 +122,9 @@ class Placed:
 
     def table(self, logical: torch.Tensor | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """The block table, on the device: physical ids in place of logical ones, same shape."""
-        return self.ids[torch.as_tensor(logical, dtype=torch.int64)].to(dtype).to(self.tensor.device)
+        made = self.ids[torch.as_tensor(logical, dtype=torch.int64)].to(dtype).to(self.tensor.device)
+        self._inputs.plain.append((f"table of {self.name}", made))
+        return made
 
     def facts(self) -> dict[str, Any]:
         """What the record says about this tensor."""
@@ -115,6 +177,7 @@ class Context:
         self.kernels = kernels
         self.capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
         self.placed: list[Placed] = []
+        self._inputs = Inputs()
         self._versions = versions
         self._stack = ExitStack()
         self._canaries_checked = False
@@ -150,10 +213,15 @@ class Context:
         """Integers in [low, high) on the CPU."""
         return torch.randint(low, high, tuple(shape), generator=self._generator, dtype=torch.int64).to(dtype)
 
-    def tensor(self, data: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A small plain tensor on the device (lengths, offsets): not placed, not guarded."""
+    def tensor(self, data: Any, dtype: torch.dtype | None = None, role: Role = "read") -> torch.Tensor:
+        """A small plain tensor on the device (lengths, offsets): not placed, not guarded.
+
+        It has to keep its bits, unless `run` returns it as an output, or `role="write"` says that it is scratch.
+        """
         made = torch.as_tensor(data, dtype=dtype).to(self.device)
         self._refuse_wrong_dtype("tensor", made.dtype)
+        if role == "read":
+            self._inputs.plain.append((f"ctx.tensor() {len(self._inputs.plain) + 1}, {_kind(made)}", made))
         return made
 
     def pool(
@@ -170,9 +238,10 @@ class Context:
     ) -> Placed:
         """A pool [num_pages, *page_shape] of which `pages` pages are in use; the rest is a trap.
 
-        `num_pages` defaults to a tenth more than the wall needs. `strides` (elements) default to compact ones. K and V
+        `num_pages` defaults to what puts the top beyond 2^33 elements. `strides` (elements) default to compact ones. K and V
         interleaved in a page: make one pool with page_shape (2, ...) and slice `.tensor[:, 0]` and `.tensor[:, 1]`.
-        `like` takes num_pages and ids from another pool, for two caches that share one block table.
+        `like` takes num_pages and ids from another pool, for two caches that share one block table; at the top it has to pass
+        its own wall too.
         """
         dtype = self.dtype if dtype is None else dtype
         stride = strides[0] if strides is not None else element_strides((1, *page_shape))[0]
@@ -183,9 +252,14 @@ class Context:
             if pages is None or pages < 1:
                 raise ProofError(f"{name}: expected pages >= 1, got {pages}; say how many pages the case uses")
             if num_pages is None:
-                num_pages = wall + pages + wall // 10
+                num_pages = default_num_pages(stride, pages)
             ids = self._place(name, pages, num_pages, stride, page_shape, strides)
         placed = self._make(name, (num_pages, *page_shape), dtype, strides, ids, role)
+        if like is not None and self.placement == "top" and placed.max_offset <= INT32_MAX and wall + len(ids) <= INT32_MAX:
+            raise ProofError(
+                f"{name}: expected an offset above {INT32_MAX} elements at top, got {placed.max_offset} at most "
+                f"(num_pages={num_pages} of {like.name}, page stride {stride}); pass num_pages={wall + len(ids)} to {like.name}"
+            )
         if like is None and self.placement != "bottom" and placed.max_offset <= INT32_MAX:
             raise ProofError(
                 f"{name}: expected an offset above {INT32_MAX} elements at {self.placement}, got {placed.max_offset} at most "
@@ -197,7 +271,8 @@ class Context:
         """A tensor whose axis 0 the kernel indexes (tokens, requests, scratch rows), all rows in use.
 
         Compact at the bottom; otherwise the same rows so far apart that the last ones pass 2^31 elements (each stride
-        still fits 32 bits). Needs at least 3 rows; every row costs a page of memory (2 MiB on a GPU), so keep them few.
+        still fits 32 bits), from 4 rows on 2^32, from 6 on 2^33. Needs at least 3 rows; every row costs a page of memory
+        (2 MiB on a GPU), so keep them few.
         """
         dtype = self.dtype if dtype is None else dtype
         num_rows = shape[0]
@@ -207,7 +282,7 @@ class Context:
                 raise ProofError(
                     f"{name}: expected at least 3 rows, got {num_rows}; two rows cannot pass 2^31 with a 32-bit stride"
                 )
-            strides[0] = max(strides[0], -(-(2**32) // (16 * num_rows)) * 16)
+            strides[0] = max(strides[0], far_row_stride(num_rows))
         placed = self._make(name, tuple(shape), dtype, tuple(strides), torch.arange(num_rows), role)
         assert self.placement == "bottom" or placed.max_offset > INT32_MAX
         return placed
@@ -225,6 +300,16 @@ class Context:
                 ranges += error.ranges
         if texts:
             raise CanaryError("; ".join(texts), ranges)
+
+    def seal(self) -> None:
+        """Called before the launch: from now on, what is only read must keep its bits."""
+        self._inputs.seal(self.placed)
+
+    def check_inputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise CanaryError if a tensor that is only read was written; `outputs` are what `run` returned."""
+        texts = self._inputs.changed(outputs)
+        if texts:
+            raise CanaryError("; ".join(texts), ())
 
     def _place(
         self, name: str, pages: int, num_pages: int, stride: int, page_shape: Sequence[int], strides: Sequence[int] | None
@@ -253,7 +338,7 @@ class Context:
         pool = self._stack.enter_context(
             SparsePool(shape, dtype, self.device, pages=ids.tolist(), strides=strides, guard=cast(Any, guard))
         )
-        placed = Placed(name, pool, ids, role)
+        placed = Placed(name, pool, ids, role, self._inputs)
         self.placed.append(placed)
         return placed
 

@@ -17,12 +17,15 @@ def compare_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """For each run: how it differs from its reference run, and its error against the oracle (if there is one)."""
     oracle = torch.load(job["oracle"], weights_only=True) if job["oracle"] else None
     runs = {}
+    unjudged: set[str] = set()
     for key, path in job["runs"].items():
         outputs = torch.load(path, weights_only=True)
         reference = torch.load(job["runs"][job["references"][key]], weights_only=True)
         errors = [] if oracle is None else judge_errors(outputs, oracle["expected"], oracle["baseline"])
+        if oracle is not None:
+            unjudged |= set(outputs) - set(oracle["expected"])
         runs[key] = {"difference": difference(reference, outputs), "errors": errors}
-    return {"outcome": "ok", "detail": "", "runs": runs}
+    return {"outcome": "ok", "detail": "", "runs": runs, "unjudged": sorted(unjudged)}
 
 
 def difference(reference: Outputs, outputs: Outputs) -> str:

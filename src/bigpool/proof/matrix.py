@@ -50,6 +50,7 @@ class Proof:
         first = self._job(unit, self.fixed, *GATE)
         self._collect(runs, folders, [first], (yield [first]))
         faults: list[str] = []
+        unjudged: tuple[str, ...] = ()
         oracle, compared = "", {}
         if next(iter(runs.values())).outcome == "ok":
             oracle_job = first | {"kind": "oracle", "meaning": "the float64 answer"}
@@ -66,13 +67,13 @@ class Proof:
             compare = self._compare_job(unit, runs, folders, oracle)
             (answer,) = yield [compare]
             if answer.outcome == "done" and answer.result.get("outcome") == "ok":
-                compared = answer.result["runs"]
+                compared, unjudged = answer.result["runs"], tuple(answer.result["unjudged"])
             else:
                 faults.append(f"comparison: {answer.result.get('detail') or answer.detail}")
             folders |= {"oracle": ended[0].folder, "compare": answer.folder}
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
-        self._conclude(unit, runs, compared, bool(oracle), faults)
+        self._conclude(unit, runs, compared, bool(oracle), unjudged, faults)
 
     def _job(self, unit: Unit, arm: Arm, placement: str, guard: str) -> Job:
         return make_job(unit, arm, placement, guard, file=self.file, device=self.device, interpreted=self.interpreted)
@@ -100,7 +101,13 @@ class Proof:
         return {"kind": "compare", "case": unit.case["name"], "runs": paths, "references": known, "oracle": oracle}
 
     def _conclude(
-        self, unit: Unit, runs: Mapping[str, Run], compared: Mapping[str, Any], oracle: bool, faults: Sequence[str]
+        self,
+        unit: Unit,
+        runs: Mapping[str, Run],
+        compared: Mapping[str, Any],
+        oracle: bool,
+        unjudged: tuple[str, ...],
+        faults: Sequence[str],
     ) -> None:
         verdict = judge(
             Evidence(
@@ -111,6 +118,7 @@ class Proof:
                 runs=runs,
                 compared=compared,
                 oracle=oracle,
+                unjudged=unjudged,
                 faults=tuple(faults),
                 no_broken_arm=self.no_broken_arm,
             )

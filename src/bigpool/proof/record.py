@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bigpool import __version__
 from bigpool.errors import ProofError
 from bigpool.proof.case import WRONG_IN_INTERPRETER
-from bigpool.proof.verdict import SKIPPED, Run, Verdict
+from bigpool.proof.verdict import SKIPPED, Run, listed
 
 if TYPE_CHECKING:
     from bigpool.proof.matrix import Proof, Unit
@@ -35,6 +35,7 @@ def build(
     seconds: float,
     peak_rss_mib: int,
     arms: Sequence[Mapping[str, Any]],
+    loops: Sequence[str],
     found: Sequence[Mapping[str, Any]],
     units: Sequence[Unit],
     proof: Proof,
@@ -61,17 +62,18 @@ def build(
         "runs": [_run(run) for run in proof.runs],
         "verdicts": [verdict.to_json() for verdict in proof.verdicts],
         "notes": list(machine.notes),
-        "not_exercised": not_exercised(found, units, proof.verdicts, machine),
+        "not_exercised": not_exercised(found, units, proof, machine, loops),
         "summary": summary,
         "status": status,
     }
 
 
 def not_exercised(
-    found: Sequence[Mapping[str, Any]], units: Sequence[Unit], verdicts: Sequence[Verdict], machine: Machine
+    found: Sequence[Mapping[str, Any]], units: Sequence[Unit], proof: Proof, machine: Machine, loops: Sequence[str]
 ) -> list[str]:
     """What nobody may take for proven. It is printed with every result."""
     lines = []
+    verdicts = proof.verdicts
     if machine.interpreted:
         triton = machine.probe["versions"]["triton"]
         wrong = "/".join(dict.fromkeys(WRONG_IN_INTERPRETER.values()))
@@ -81,6 +83,16 @@ def not_exercised(
         gpu = machine.probe["gpu"]
         lines.append(f"cards other than {gpu['name']} (sm{gpu['sm']})")
     lines.append("CUDA graph capture and replay, several streams, several devices")
+    if machine.interpreted and loops:
+        lines.append(
+            "32-bit wraps of loop variables: the interpreter counts `for i in range(...)` with Python ints, "
+            "whose products with constants do not wrap "
+            f"({listed(loops, most=8)})"
+        )
+    lines += list(dict.fromkeys(line for unit in units for line in unit.case.get("not_exercised", ())))
+    near = _below_unsigned(proof)
+    if near:
+        lines.append(f"indices that wrap at 2^32 elements (uint32): nothing lies that far in {', '.join(near)}")
     lines += [f"case {verdict.case}: skipped: {verdict.findings[0]}" for verdict in verdicts if verdict.status == SKIPPED]
     names = {unit.case["name"] for unit in units}
     left_out = [case["name"] for case in found if case["name"] not in names]
@@ -90,7 +102,22 @@ def not_exercised(
     no_oracle = sorted({verdict.case for verdict in verdicts if not verdict.oracle and verdict.status != SKIPPED})
     if no_oracle:
         lines.append(f"the values themselves, without an oracle only the placements are compared: {', '.join(no_oracle)}")
+    unjudged = sorted({(verdict.case, name) for verdict in verdicts for name in verdict.unjudged})
+    if unjudged:
+        texts = ", ".join(f"{name} of {case}" for case, name in unjudged)
+        lines.append(f"the values of outputs that the oracle leaves out, of which only the placements are compared: {texts}")
     return lines
+
+
+def _below_unsigned(proof: Proof) -> list[str]:
+    """Cases in whose run at the top no tensor that is read passes 2^32 elements."""
+    reached: dict[str, int] = {}
+    for run in proof.runs:
+        if run.placement == "top" and run.arm == proof.fixed.name and run.tensors:
+            read = [tensor for tensor in run.tensors if tensor["role"] == "read"]
+            largest = max(tensor["max_offset"] for tensor in read or run.tensors)
+            reached[run.case] = max(largest, reached.get(run.case, 0))
+    return [case for case, offset in reached.items() if offset < 2**32]
 
 
 def _left_out_dtypes(found: Sequence[Mapping[str, Any]], units: Sequence[Unit]) -> list[str]:
@@ -110,6 +137,8 @@ def load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         raise ProofError(f"--from-json: expected a record of bigpool prove --json, got {path}, which does not exist") from None
+    except OSError as error:
+        raise ProofError(f"--from-json: expected a record of bigpool prove --json, got {path}: {error.strerror}") from None
     except ValueError as error:
         raise ProofError(
             f"--from-json: expected a record of bigpool prove --json, got {path}, which is no JSON: {error}"
@@ -117,11 +146,25 @@ def load(path: Path) -> dict[str, Any]:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise ProofError(f"--from-json: expected schema {SCHEMA}, got {schema!r} in {path}; make the record anew with --json")
+    fault = _schema_fault(data)
+    if fault:
+        raise ProofError(f"--from-json: expected a record that follows {SCHEMA}, got {path}: {fault}; make it anew with --json")
     return dict(data)
 
 
-def save(data: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
+def _schema_fault(data: Mapping[str, Any]) -> str:
+    """What breaks the schema, or ""; without jsonschema only missing keys are seen."""
+    schema = json.loads(SCHEMA_FILE.read_text())
+    try:
+        import jsonschema
+    except ModuleNotFoundError:
+        missing = [key for key in schema["required"] if key not in data]
+        return f"{', '.join(missing)} missing" if missing else ""
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(data))
+    if error is None:
+        return ""
+    text = " ".join(error.message.split())
+    return f"{error.json_path}: {text if len(text) <= 200 else text[:197] + '...'}"
 
 
 def _run(run: Run) -> dict[str, Any]:

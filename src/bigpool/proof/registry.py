@@ -64,13 +64,30 @@ def load_file(file: str, arm: Mapping[str, str]) -> ModuleType:
 def kernel_files(module: ModuleType, case_file: Path) -> dict[str, str]:
     """Module name -> file of what `KERNELS` names (a file or a list of files beside the case file); default: the case file."""
     named = getattr(module, "KERNELS", case_file.name)
+    entries = [named] if isinstance(named, str) else named
+    if not isinstance(entries, (list, tuple)) or not entries or not all(isinstance(entry, str) for entry in entries):
+        raise ProofError(
+            f"{case_file.name}: KERNELS: expected the name of a file beside it, or a list of such, got {named!r}; "
+            "leave it out if the kernel is in the case file"
+        )
     files = {}
-    for entry in [named] if isinstance(named, str) else list(named):
+    for entry in entries:
         path = (case_file.parent / entry).resolve()
         if not path.is_file():
             raise ProofError(f"KERNELS: expected a file beside {case_file.name}, got {entry!r}, which does not exist")
+        check_file("KERNELS", path)
         files[module_name(path)[0]] = str(path)
     return files
+
+
+def check_file(argument: str, path: Path) -> None:
+    """A file that Python can import by its name."""
+    if path.is_dir():
+        raise ProofError(f"{argument}: expected a Python file, got the folder {path.name}; name the file in it")
+    if path.suffix != ".py" or "." in path.stem:
+        raise ProofError(
+            f"{argument}: expected a name that ends in .py and has no other dot, got {path.name}; rename or link the file"
+        )
 
 
 def cases_of(module: ModuleType) -> list[Case]:
@@ -79,12 +96,34 @@ def cases_of(module: ModuleType) -> list[Case]:
     if not isinstance(cases, (list, tuple)) or not cases:
         raise ProofError(f"{where}: expected a list CASES of bigpool.proof.Case, got {cases!r}; see docs/prove-your-kernel.md")
     for case in cases:
+        if isinstance(case, type):
+            raise ProofError(
+                f"{where}: CASES: expected instances, got the class {case.__name__}; write {case.__name__}() in the list"
+            )
         missing = [name for name in NEEDED if not hasattr(case, name)]
         if missing or not case.name:
             raise ProofError(
                 f"{where}: expected cases with {', '.join(NEEDED)}, got {case!r} without {', '.join(missing) or 'a name'}"
             )
+        faults = [fault for name in ("name", "op", "describe") if (fault := _no_text(case, name))]
+        faults += [fault for name in ("dtypes", "placements", "not_exercised") if (fault := _no_texts(case, name))]
+        if faults:
+            raise ProofError(f"{where}: case {case.name}: {'; '.join(faults)}")
     return list(cases)
+
+
+def _no_text(case: Case, name: str) -> str:
+    value = getattr(case, name, "")
+    return "" if isinstance(value, str) else f"{name}: expected a string, got {value!r}"
+
+
+def _no_texts(case: Case, name: str) -> str:
+    value = getattr(case, name, getattr(Case, name))
+    good = isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
+    if good and (value or name != "dtypes"):
+        return ""
+    remedy = f"; write ({value!r},)" if isinstance(value, str) else ""
+    return f"{name}: expected a list or tuple of strings, got {value!r}{remedy}"
 
 
 def describe(case: Case, module: ModuleType) -> dict[str, Any]:
@@ -99,5 +138,6 @@ def describe(case: Case, module: ModuleType) -> dict[str, Any]:
         "fast": bool(getattr(case, "fast", True)),
         "dtypes": list(getattr(case, "dtypes", Case.dtypes)),
         "placements": [placement for placement in PLACEMENTS if placement in placements],
+        "not_exercised": list(getattr(case, "not_exercised", ())),
         "module": module.__name__,
     }

@@ -18,6 +18,7 @@ from bigpool.proof.arms import FAILS, HOLDS, Arm, ArmStore, kernel_modules
 from bigpool.proof.case import WRONG_IN_INTERPRETER
 from bigpool.proof.isolate import Exit, Session
 from bigpool.proof.matrix import BROKEN_RUNS, FIXED_RUNS, Job, Proof, Unit, drive
+from bigpool.proof.registry import check_file
 from bigpool.proof.verdict import Run, Verdict, run_of, summary
 
 # On the CPU a big case needs up to 0.5 GiB and a whole proof is to stay below 2 GiB; on a GPU a context alone takes that much
@@ -101,12 +102,14 @@ def _probed(stack: ExitStack, interpreted: bool, notes: list[str]) -> Machine:
     return Machine(session, interpreted, _answer(answer), notes)
 
 
-def _answer(ended: Exit) -> Mapping[str, Any]:
-    """The result of a job that has to succeed for anything to be proven."""
+def _answer(ended: Exit, file: str | None = None) -> Mapping[str, Any]:
+    """The result of a job that has to succeed for anything to be proven. `file`: what anybody's code came from."""
     detail = ended.result.get("detail") or ended.detail
     if ended.outcome != "done" or ended.result["outcome"] != "ok":
-        where = f" at {ended.result['where']}" if ended.result.get("where") else ""
-        raise ProofError(f"{detail}{where}")
+        ours = ended.outcome == "done" and ended.result["outcome"] == "unable"
+        place = "" if ours else ended.result.get("where") or ended.where
+        blame = f"FILE: expected a case file that can be imported, got {Path(file).name}: " if file and not ours else ""
+        raise ProofError(f"{blame}{detail}{f' at {place}' if place else ''}")
     return ended.result
 
 
@@ -118,9 +121,17 @@ def list_cases(options: Options) -> list[dict[str, Any]]:
 
 
 def discovered(session: Session, file: str | None) -> Mapping[str, Any]:
-    if file is not None and not Path(file).is_file():
+    check_case_file(file)
+    return _answer(session.run({"kind": "discover", "file": resolved(file)}, timeout=120.0), file)
+
+
+def check_case_file(file: str | None) -> None:
+    """Raise ProofError where a name can be known not to be a case file's."""
+    if file is None:
+        return
+    if not Path(file).exists():
         raise ProofError(f"FILE: expected a case file, got {file}, which does not exist")
-    return _answer(session.run({"kind": "discover", "file": resolved(file)}, timeout=120.0))
+    check_file("FILE", Path(file))
 
 
 def prove(options: Options, listener: Listener) -> dict[str, Any]:
@@ -150,6 +161,7 @@ def prove(options: Options, listener: Listener) -> dict[str, Any]:
             on_end=on_end,
         )
         arms = [arm.describe() for arm in (fixed, broken) if arm is not None]
+        loops = fixed.loops()
     # Cases end in any order; a record is to be compared with the last one.
     order = {(unit.case["name"], unit.dtype): index for index, unit in enumerate(units)}
     proof.verdicts.sort(key=lambda verdict: order[verdict.case, verdict.dtype])
@@ -162,6 +174,7 @@ def prove(options: Options, listener: Listener) -> dict[str, Any]:
         seconds=time.time() - began,
         peak_rss_mib=max(peaks, default=0),
         arms=arms,
+        loops=loops,
         found=found["cases"],
         units=units,
         proof=proof,

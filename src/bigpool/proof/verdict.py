@@ -81,7 +81,10 @@ def run_of(job: Mapping[str, Any], ended: Exit) -> Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`findings`: why, a line each. `broken`: what the arm that must fail did at the top, by guard. `errors`: the fixed arm's."""
+    """`findings`: why, a line each. `broken`: what the arm that must fail did at the top, by guard. `errors`: the fixed arm's.
+
+    `unjudged`: outputs that the oracle says nothing about.
+    """
 
     case: str
     dtype: str
@@ -90,6 +93,7 @@ class Verdict:
     broken: Mapping[str, str] = field(default_factory=dict)
     errors: Sequence[Mapping[str, Any]] = ()
     oracle: bool = True
+    unjudged: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,6 +110,7 @@ class Evidence:
     runs: Mapping[str, Run]
     compared: Mapping[str, Mapping[str, Any]]
     oracle: bool = True
+    unjudged: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     no_broken_arm: str = ""
 
@@ -137,7 +142,7 @@ def judge(evidence: Evidence) -> Verdict:
         status, findings = PROVEN, []
     top = evidence.compared.get(f"{evidence.fixed}/top/unmapped", {})
     errors = tuple(top.get("errors", ()))
-    return Verdict(evidence.case, evidence.dtype, status, tuple(findings), broken, errors, evidence.oracle)
+    return Verdict(evidence.case, evidence.dtype, status, tuple(findings), broken, errors, evidence.oracle, evidence.unjudged)
 
 
 def _wrong(run: Run, compared: Mapping[str, Any]) -> list[str]:
@@ -208,5 +213,7 @@ def summary(verdicts: Sequence[Verdict]) -> tuple[str, int]:
     if not by_status[PROVEN]:
         return "could not run: every case was skipped by design", EXIT_CODES[UNABLE]
     proven = len(by_status[PROVEN])
-    words = "give the same right bits wherever they lie in the pool, and each sees the 32-bit arm fail"
+    unseen = sorted({verdict.case for verdict in by_status[PROVEN] if not verdict.oracle or verdict.unjudged})
+    right, rest = (" right", "") if not unseen else ("", f"; not all values were judged: {', '.join(unseen)}")
+    words = f"give the same{right} bits wherever they lie in the pool, and each sees the 32-bit arm fail{rest}"
     return f"proven: {proven} of {count} cases {words}{skipped}", EXIT_CODES[PROVEN]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import traceback
@@ -19,7 +18,7 @@ import torch
 from bigpool.errors import BackendError, CanaryError, PoolError, ProofError
 from bigpool.proof import judge
 from bigpool.proof.case import WRONG_IN_INTERPRETER, DesignedSkip, Oracle
-from bigpool.proof.context import Context
+from bigpool.proof.context import Context, digest
 from bigpool.proof.registry import discover, find_case
 
 # The texts by which CUDA reports a wild access, and what they are called here; anything else is an ordinary error.
@@ -69,11 +68,13 @@ def _guarded(work: Callable[[Mapping[str, Any]], dict[str, Any]], job: Mapping[s
         return {"outcome": "unable", "detail": f"{_prefix(error)}{error}", "where": _where(error, job)}
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split()) or "no text"
+        text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split()) or "no text"
         fault = next((name for said, name in CUDA_FAULTS.items() if said in text), None)
         if fault is not None:
             return {"outcome": "killed", **_cuda_fault(fault, error, job)}
         return {"outcome": "error", "detail": f"{type(error).__name__}: {text[:400]}", "where": _where(error, job)}
+    except SystemExit as stop:
+        return {"outcome": "error", "detail": f"sys.exit({stop.code!r}) was called", "where": _where(stop, job)}
 
 
 def _cuda_fault(fault: str, error: BaseException, job: Mapping[str, Any]) -> dict[str, str]:
@@ -90,6 +91,8 @@ def _prefix(error: BaseException) -> str:
 
 def _where(error: BaseException, job: Mapping[str, Any]) -> str:
     """`file:line` of the innermost frame in the arm's files or the case file, else of the innermost frame."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     ours = {*job.get("arm_modules", {}).values(), job.get("file")}
     chosen = next((frame for frame in reversed(frames) if frame.filename in ours), frames[-1] if frames else None)
@@ -127,6 +130,7 @@ def run_case(job: Mapping[str, Any]) -> dict[str, Any]:
         inputs = case.build(ctx)
         # Left behind before anything can die, so that the record knows the pool of a killed run.
         _write_json(Path(job["folder"]) / "tensors.json", [placed.facts() for placed in ctx.placed])
+        ctx.seal()
         with counted_launches(LAUNCHED):
             given = case.run(ctx, inputs)
             if ctx.device.type == "cuda":
@@ -136,16 +140,20 @@ def run_case(job: Mapping[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = {
             "outcome": "ok",
             "detail": "",
-            "digests": {name: _digest(tensor) for name, tensor in outputs.items()},
+            "digests": {name: digest(tensor) for name, tensor in outputs.items()},
             "nan": {name: int(tensor.float().isnan().sum()) for name, tensor in outputs.items()},
             "launches": [
                 {"kernel": name, "file": file, "count": count} for (file, name), count in sorted(LAUNCHED.counts.items())
             ],
         }
-        try:
-            ctx.check_canaries()
-        except CanaryError as error:
-            result |= {"outcome": "canary", "detail": str(error)}
+        found = []
+        for check in (ctx.check_canaries, lambda: ctx.check_inputs(list(given.values()))):
+            try:
+                check()
+            except CanaryError as error:
+                found.append(str(error))
+        if found:
+            result |= {"outcome": "canary", "detail": "; ".join(found)}
     _require_launch(case.name, job["arm"], job["arm_modules"], LAUNCHED.counts)
     for launch in result["launches"]:
         launch["file"] = Path(launch["file"]).name
@@ -173,17 +181,22 @@ def _outputs(case: str, given: Any) -> dict[str, torch.Tensor]:
 
 
 def _check_oracle(case: str, oracle: Oracle) -> dict[str, dict[str, torch.Tensor]]:
+    if not oracle.expected:
+        raise ProofError(
+            f"case {case}: expected at least one output in Oracle.expected, got none; return None where there is no oracle"
+        )
     for name, tensor in oracle.expected.items():
         if tensor.dtype != torch.float64:
             raise ProofError(f"case {case}: expected float64 in Oracle.expected[{name!r}], got {tensor.dtype}; call .double()")
+        if not torch.isfinite(tensor).any():
+            raise ProofError(
+                f"case {case}: expected a finite value in Oracle.expected[{name!r}], got none of {tensor.numel()}; "
+                "fresh memory is NaN: was a tensor not filled with .write()?"
+            )
     return {
         "expected": {name: tensor.cpu().contiguous() for name, tensor in oracle.expected.items()},
         "baseline": {name: tensor.cpu().contiguous() for name, tensor in oracle.baseline.items()},
     }
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @contextmanager
