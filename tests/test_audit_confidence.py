@@ -100,11 +100,11 @@ def kernel(x_ptr):
         "",
     ),
     (
-        "a_step_that_is_a_number",
+        "a_small_axis_times_a_number_that_reaches_the_wall",
         """
 def kernel(x_ptr):
-    slot = tl.program_id(0)
-    tl.store(x_ptr + slot * 576 + tl.arange(0, 512), 0)
+    batch = tl.program_id(1)
+    tl.store(x_ptr + batch * 65536 + tl.arange(0, 65536), 0)
 """,
         "high",
         "",

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
-# (dims of a step, from the last dim on): the orders of the baseline. Each costs time, and few keys need them most.
-ORDERS = ((4, False), (16, True))
-ORDERS_OF_FEW_KEYS = (*ORDERS, (1, False), (1, True), (4, True), (16, False))
+# (dims of a step, from the last dim on, rounding sums toward zero): the orders of the baseline. Each costs time, and few
+# keys need them most. NVIDIA's matrix units round toward zero: Fasi, Higham, Mikaitis and Pranesh 2021 (PeerJ CS 7:e330).
+ORDERS = ((4, False, False), (16, True, False))
+ORDERS_OF_FEW_KEYS = (*ORDERS, (1, False, False), (1, True, False), (16, False, True), (16, True, True))
 FEW_KEYS = 1_024
 
 
@@ -91,7 +92,7 @@ def verify_attention_baseline(
     """The same-dtype reordered reference of the error rule, (out, lse).
 
     What a right kernel of that dtype may do, in other orders: keys last to first, dot products summed in fp32 in steps of 16,
-    of 4 (as the narrowest matrix units do) or one by one (where there are few keys), from either end, exponentials in base 2,
+    of 4 (as the narrowest matrix units do) or one by one, from either end, to nearest or toward zero, exponentials in base 2,
     probabilities rounded to the cache's dtype before they meet V. Each row is that of the order that comes out farthest from
     float64, since few numbers in one order can be right by luck. Its distance from the float64 oracle is the measure of a
     kernel's.
@@ -105,7 +106,7 @@ def verify_attention_baseline(
         heads = q[row.token].view(row.k.shape[1], -1, q.shape[-1])
         exact = _attend(heads.double(), row.k.double(), row.v.double(), scale)
         orders = ORDERS_OF_FEW_KEYS if len(row.k) <= FEW_KEYS else ORDERS
-        tries = [_attend_rounded(heads, row.k.flip(0), row.v.flip(0), scale, step, flip) for step, flip in orders]
+        tries = [_attend_rounded(heads, row.k.flip(0), row.v.flip(0), scale, *order) for order in orders]
         out[row.token] = max((sums for sums, _ in tries), key=lambda sums: _distance(sums, exact[0])).flatten(0, 1)
         lse[row.token] = max((logs for _, logs in tries), key=lambda logs: _distance(logs, exact[1])).flatten()
     return out, lse
@@ -118,7 +119,7 @@ def _attend(heads: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float)
 
 
 def _attend_rounded(
-    heads: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, step: int, flip: bool
+    heads: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, step: int, flip: bool, toward_zero: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_attend` with the roundings of a kernel whose dot products advance `step` dims at a time."""
     queries, keys = heads.float(), k.float()
@@ -126,13 +127,23 @@ def _attend_rounded(
         queries, keys = queries.flip(-1), keys.flip(-1)
     scores = queries.new_zeros(*queries.shape[:2], len(keys))
     for part_q, part_k in zip(torch.split(queries, step, -1), torch.split(keys, step, -1), strict=True):
-        scores += torch.einsum("hgd,nhd->hgn", part_q, part_k)
+        if toward_zero:
+            scores = _add_toward_zero(scores, torch.einsum("hgd,nhd->hgn", part_q.double(), part_k.double()))
+        else:
+            scores += torch.einsum("hgd,nhd->hgn", part_q, part_k)
     scores *= scale * LOG2_E
     top = scores.amax(-1, keepdim=True)
     weights = torch.exp2(scores - top)
     total = weights.sum(-1, keepdim=True)
     sums = torch.einsum("hgn,nhd->hgd", weights.to(v.dtype).float(), v.float())
     return (sums / total).to(heads.dtype), ((top + torch.log2(total)) * LN2).squeeze(-1)
+
+
+def _add_toward_zero(sums: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    exact = sums.double() + terms
+    rounded = exact.float()
+    too_far = rounded.double().abs() > exact.abs()
+    return torch.where(too_far, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
 def _distance(values: torch.Tensor, exact: torch.Tensor) -> float:
