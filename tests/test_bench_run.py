@@ -266,16 +266,17 @@ def test_who_else_uses_the_gpu(pids: list[int], has_context: bool, others: list[
 def test_a_proof_record_gates_the_arms_that_it_is_of(tmp_path: Path) -> None:
     arms = (("a", "shipped"),)
     hashes = [file["sha256"] for file in checked(arms=arms)["arms"][0]["files"]]
-    proof = {
-        "schema": "bigpool-proof/1", "status": 0, "summary": "proven",
-        "arms": [{"expect": "holds", "files": [{"sha256": sha} for sha in hashes]}],
-    }  # fmt: skip
+    proof = json.loads((Path(__file__).parent.parent / "docs/measured/2026-11-30-h200-proof-verify.json").read_text())
+    holds = next(arm for arm in proof["arms"] if arm["expect"] == "holds")
+    for made, sha in zip(holds["files"], hashes, strict=True):
+        made["sha256"] = sha
     file = tmp_path / "proof.json"
     file.write_text(json.dumps(proof))
     assert checked(arms=arms, proofs=(file,))["refusals"] == []
     file.write_text(json.dumps(proof | {"status": 1, "summary": "refuted: big"}))
     assert checked(arms=arms, proofs=(file,))["refusals"] == ["the proof proof.json is red: refuted: big"]
-    proof["arms"][0]["files"] = [{"sha256": "0" * 64}]  # type: ignore[index]
+    for made in holds["files"]:
+        made["sha256"] = "0" * 64
     file.write_text(json.dumps(proof))
     assert checked(arms=arms, proofs=(file,))["refusals"] == [
         "the proof proof.json is of other files than these arms; prove them anew"
