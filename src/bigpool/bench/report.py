@@ -88,7 +88,9 @@ def _missing(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     kinds = {arm["name"]: "arm" if arm["package"] is None else "peer" for arm in record["arms"]}
     for shape in record["shapes"]:
         wrong = [made for made in shape["gates"] if not made["ok"] and made["arm"] not in shape["speeds"]]
-        lines += [(f"{kinds[made['arm']]} {made['arm']} not timed on {shape['name']}: {made['text']}", "yellow") for made in wrong]
+        lines += [
+            (f"{kinds[made['arm']]} {made['arm']} not timed on {shape['name']}: {made['text']}", "yellow") for made in wrong
+        ]
         if shape["why_not_timed"]:
             lines.append((f"{shape['name']} not timed: {shape['why_not_timed']}", "yellow"))
     return [*lines, *((f"note: {note}", "dim") for note in record["notes"])]
