@@ -47,7 +47,7 @@ def build(
         "schema": SCHEMA,
         "bigpool": {"version": __version__, **_git()},
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": list(options.command),
+        "command": [shorten_paths(word) for word in options.command],
         "backend": "interpreter" if machine.interpreted else "cuda",
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system(), "gpu": probe["gpu"]},
         "versions": {"bigpool": __version__, **probe["versions"], "cuda": probe["cuda"]},
