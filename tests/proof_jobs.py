@@ -29,7 +29,10 @@ def perform(job: Mapping[str, Any]) -> int:
     if kind == "exit":
         os._exit(3)
     if kind == "sleep":
-        Path(job["started"]).write_text(str(os.getpid()))
+        # Renamed when whole: the test reads it as soon as it is there.
+        partial = Path(job["started"] + ".partial")
+        partial.write_text(str(os.getpid()))
+        partial.rename(job["started"])
         time.sleep(30)
     if kind == "answer":
         state = {
