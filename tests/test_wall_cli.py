@@ -265,7 +265,10 @@ def test_every_fault_of_a_command_line_is_listed(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["walls"], "bigpool: COMMAND: expected one of audit, bench, prove, rule, wall, got 'walls'; see bigpool --help"),
+        (
+            ["walls"],
+            "bigpool: COMMAND: expected one of audit, bench, prove, report, rule, sweep, wall, got 'walls'; see bigpool --help",
+        ),
         (["--loud"], "bigpool: --loud: expected an option of bigpool, got an unknown one; see bigpool --help"),
         (
             [*ORIGINAL, "--head-dims", "3"],
@@ -397,12 +400,15 @@ def test_help_names_every_subcommand_without_importing_it(capsys: pytest.Capture
     assert "Example:\n    bigpool wall --page-size 880 --kv-heads 4 --head-dim 256 --dtype bf16\n" in out
     commands = out.split("Commands:\n")[1].split("\n\n")[0]
     assert commands == (
-        "  audit  Find 32-bit indices in Triton kernels, with the size at which each\n"
-        "         breaks.\n"
-        "  bench  Price a change: arms timed in turn, verdicts in words.\n"
-        "  prove  Prove that kernels are right at any pool size.\n"
-        "  rule   Print what a rule of bigpool audit means.\n"
-        "  wall   Print where 32-bit offsets into a paged KV cache wrap."
+        "  audit   Find 32-bit indices in Triton kernels, with the size at which each\n"
+        "          breaks.\n"
+        "  bench   Price a change: arms timed in turn, verdicts in words.\n"
+        "  prove   Prove that kernels are right at any pool size.\n"
+        "  report  Make one HTML page from records.\n"
+        "  rule    Print what a rule of bigpool audit means.\n"
+        "  sweep   Find, confirm, fix, prove and price 32-bit faults in what a script\n"
+        "          launches.\n"
+        "  wall    Print where 32-bit offsets into a paged KV cache wrap."
     )
 
 

@@ -58,3 +58,7 @@ class CanaryError(PoolError):
 
 class ProofError(BigpoolError):
     """A proof could not be carried out (this is not a refutation): bad case file, missing kernel, missing platform."""
+
+
+class ReportError(BigpoolError):
+    """A report cannot be made: a file that is no record, a record of another schema, or nowhere to write."""

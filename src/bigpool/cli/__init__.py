@@ -23,7 +23,9 @@ SUBCOMMANDS = {
     "bench": "Price a change: arms timed in turn, verdicts in words.",
     "audit": "Find 32-bit indices in Triton kernels, with the size at which each breaks.",
     "prove": "Prove that kernels are right at any pool size.",
+    "report": "Make one HTML page from records.",
     "rule": "Print what a rule of bigpool audit means.",
+    "sweep": "Find, confirm, fix, prove and price 32-bit faults in what a script launches.",
     "wall": "Print where 32-bit offsets into a paged KV cache wrap.",
 }
 # What an installation without extras lacks.

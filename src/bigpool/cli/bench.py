@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ArgumentError
+from ._bench_serving import serving
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -45,6 +47,37 @@ def bench(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+bench.add_command(serving)
+
+
+SHARED = (
+    click.option("--before", metavar="SPEC", help="The version that is compared with.  [default with --after: shipped]"),
+    click.option("--after", metavar="SPEC", help="The version that is priced.  [default with --before: shipped]"),
+    click.option("--arm", "arms", multiple=True, metavar="NAME=SPEC", help="Any number of versions; the first is compared with."),
+    click.option("--peers", is_flag=True, help="Time every installed peer that is right, too."),
+    click.option("--aa/--no-aa", default=True, show_default=True, help="Run the first arm twice: the noise floor."),
+    click.option("--repeats", metavar="N", type=int, help="Rounds.  [default: 100 on a GPU, 20 on a CPU]"),
+    click.option(
+        "--method", metavar="graph|events|cpu", help="CUDA-graph replay, events or perf_counter.  [default: graph, or cpu]"
+    ),
+    click.option(
+        "--margin", metavar="PERCENT", type=float, default=0.5, show_default=True, help="Less is no cost, however certain."
+    ),
+    click.option("--dtype", metavar="bf16|fp16|fp32", help="[default: bf16 on a GPU, fp16 on a CPU]"),
+    click.option("--device", metavar="cpu|cuda|auto", default="auto", show_default=True, help="cpu is Triton's interpreter."),
+    click.option("--proof", "proofs", multiple=True, type=IN, metavar="FILE", help="Also require this record of bigpool prove."),
+    click.option("--no-gate", is_flag=True, help="Print numbers although a gate is red. They mean nothing."),
+    click.option("--json", "json_file", type=OUT, metavar="FILE", help="Write the record (schema bigpool-bench/1)."),
+)
+
+
+def shared(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that the commands for our ops have in common."""
+    for option in reversed(SHARED):
+        command = option(command)
+    return command
+
+
 @bench.command(
     short_help="Time verify attention, and say what a change of it costs.", context_settings={"max_content_width": 110}
 )
@@ -54,19 +87,7 @@ def bench(ctx: click.Context) -> None:
 @click.option(
     "--original-geometries", "original", is_flag=True, help="The 12 shapes of the original system, pages of 432 and 880."
 )
-@click.option("--before", metavar="SPEC", help="The version that is compared with.  [default with --after: shipped]")
-@click.option("--after", metavar="SPEC", help="The version that is priced.  [default with --before: shipped]")
-@click.option("--arm", "arms", multiple=True, metavar="NAME=SPEC", help="Any number of versions; the first is compared with.")
-@click.option("--peers", is_flag=True, help="Time every installed peer that is right, too.")
-@click.option("--aa/--no-aa", default=True, show_default=True, help="Run the first arm twice: the noise floor.")
-@click.option("--repeats", metavar="N", type=int, help="Rounds.  [default: 100 on a GPU, 20 on a CPU]")
-@click.option("--method", metavar="graph|events|cpu", help="CUDA-graph replay, events or perf_counter.  [default: graph, or cpu]")
-@click.option("--margin", metavar="PERCENT", type=float, default=0.5, show_default=True, help="Less is no cost, however certain.")
-@click.option("--dtype", metavar="bf16|fp16|fp32", help="[default: bf16 on a GPU, fp16 on a CPU]")
-@click.option("--device", metavar="cpu|cuda|auto", default="auto", show_default=True, help="cpu is Triton's interpreter.")
-@click.option("--proof", "proofs", multiple=True, type=IN, metavar="FILE", help="Also require this record of bigpool prove.")
-@click.option("--no-gate", is_flag=True, help="Print numbers although a gate is red. They mean nothing.")
-@click.option("--json", "json_file", type=OUT, metavar="FILE", help="Write the record (schema bigpool-bench/1).")
+@shared
 def verify(json_file: Path | None, **chosen: Any) -> int:
     """Time verify attention: arms alternate within each round, the L2 cache emptied between runs.
 
@@ -84,7 +105,36 @@ def verify(json_file: Path | None, **chosen: Any) -> int:
 
     Exit status: 0 measured, 1 numbers refused, 2 could not run, 130 interrupted.
     """
-    options = _options(json_file, chosen)
+    return _measure(json_file, chosen, "verify_attention")
+
+
+@bench.command(
+    short_help="Time prefill attention, and say what a change of it costs.", context_settings={"max_content_width": 110}
+)
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="SHAPE",
+    help="Such as b1-q2048-kv24000-p880-h24/4-d256-int8. Repeatable.  [default: a table]",
+)
+@shared
+def prefill(json_file: Path | None, **chosen: Any) -> int:
+    """Time prefill attention: a chunk of q new tokens after kv - q others. As bigpool bench verify, whose help says what SPEC is.
+
+    A shape ends in exact or int8, the products of q and K, or stands for both. int8 is timed with its passes over the keys.
+
+    \b
+    Examples:
+      bigpool bench prefill --before narrowed:_paging --shapes b1-kv24000 --shapes b1-kv47000
+      bigpool bench prefill --arm ours=backend:triton --arm fa3=peer:fa3 --shapes b1-kv128k-exact
+
+    Exit status: 0 measured, 1 numbers refused, 2 could not run, 130 interrupted.
+    """
+    return _measure(json_file, chosen | {"original": False}, "prefill_attention")
+
+
+def _measure(json_file: Path | None, chosen: dict[str, Any], op: str) -> int:
+    options = _options(json_file, chosen, op)
     from ..bench import record
     from ..bench.progress import listener
     from ..bench.report import report
@@ -102,12 +152,19 @@ def verify(json_file: Path | None, **chosen: Any) -> int:
 @click.argument("a", type=IN, metavar="A.json")
 @click.argument("b", type=IN, metavar="B.json")
 def compare(a: Path, b: Path) -> int:
-    """Compare two records of `bigpool bench verify --json`, arm by arm.
+    """Compare two records of `bigpool bench verify --json`, or of `bigpool bench serving --json`, arm by arm.
 
     \b
     Example:
       bigpool bench compare old.json new.json
     """
+    from ..bench.serving import record as served
+
+    if served.SCHEMA in (served.schema_of(a), served.schema_of(b)):
+        from ..bench.serving.report import compare as of_servers
+
+        _show(of_servers(served.load(a, "A"), served.load(b, "B")))
+        return 0
     from ..bench import record
     from ..bench.compare import compare as side_by_side
 
@@ -115,9 +172,9 @@ def compare(a: Path, b: Path) -> int:
     return 0
 
 
-def _options(json_file: Path | None, chosen: dict[str, Any]) -> Any:
+def _options(json_file: Path | None, chosen: dict[str, Any], op: str) -> Any:
     """What was asked for, with its defaults; what can be known to be wrong is said before minutes are spent on it."""
-    _check(json_file, chosen)
+    _check(json_file, chosen, f"bigpool bench {op.removesuffix('_attention')}")
     if chosen["device"] == "cpu" and "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     from ..bench.runner import Options, choose_device
@@ -127,7 +184,7 @@ def _options(json_file: Path | None, chosen: dict[str, Any]) -> Any:
         # Read by triton when it is imported, which torch alone does not do.
         os.environ["TRITON_INTERPRET"] = "1"
     return Options(
-        shapes=_shapes(chosen["shapes"], chosen["original"], device),
+        shapes=_shapes(chosen["shapes"], chosen["original"], device, op),
         arms=_arms(chosen["before"], chosen["after"], chosen["arms"]),
         aa=chosen["aa"],
         peers=chosen["peers"],
@@ -139,10 +196,11 @@ def _options(json_file: Path | None, chosen: dict[str, Any]) -> Any:
         margin=chosen["margin"] / 100,
         proofs=chosen["proofs"],
         command=("bigpool", *sys.argv[1:]),
+        op=op,
     )
 
 
-def _check(json_file: Path | None, chosen: dict[str, Any]) -> None:
+def _check(json_file: Path | None, chosen: dict[str, Any], command: str) -> None:
     faults = []
     if chosen["device"] not in ("cpu", "cuda", "auto"):
         faults.append(f"--device: expected cpu, cuda or auto, got {chosen['device']!r}; auto takes the GPU if there is one")
@@ -159,12 +217,15 @@ def _check(json_file: Path | None, chosen: dict[str, Any]) -> None:
     if json_file is not None and not json_file.absolute().parent.is_dir():
         faults.append(f"--json: expected a file in an existing folder, got {json_file}; make the folder first")
     if faults:
-        raise ArgumentError("bigpool bench verify", *faults)
+        raise ArgumentError(command, *faults)
 
 
-def _shapes(asked: tuple[str, ...], original: bool, device: str) -> tuple[Any, ...]:
-    from ..bench import shapes
+def _shapes(asked: tuple[str, ...], original: bool, device: str, op: str) -> tuple[Any, ...]:
+    from ..bench import prefill, shapes
 
+    if op == "prefill_attention":
+        named = tuple(shape for text in asked for part in text.split() for shape in prefill.parse(part))
+        return named or (prefill.TABLE if device == "cuda" else prefill.TINY)
     chosen = tuple(shapes.parse(part) for text in asked for part in text.split())
     if original:
         chosen += shapes.ORIGINAL

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from bigpool.bench.pairs import Call
 from bigpool.bench.work import Work
@@ -24,3 +26,14 @@ class Peer:
     packages: tuple[str, ...]
     prepare: Callable[[Work], Call]
     paged: bool = True
+
+
+def first_module(*names: str) -> Any:
+    """The first of these modules that exists: versions of a library have moved it. An error within one is not hidden."""
+    for name in names:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as missing:
+            if not f"{name}.".startswith(f"{missing.name}."):
+                raise
+    raise ModuleNotFoundError(f"no module of {', '.join(names)}", name=names[0])

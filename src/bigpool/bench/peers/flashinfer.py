@@ -1,4 +1,4 @@
-"""FlashInfer's batch prefill over paged caches, backends fa2 and fa3. Not run: written against its documented wrapper.
+"""FlashInfer's batch prefill over paged caches, backends fa2 and fa3. Not run: written against the wrapper of 0.7.4.
 
 `plan` runs outside of the timing, as in a server that plans once a step. The wrapper of CUDA graphs is not used: one batch is
 planned and replayed.

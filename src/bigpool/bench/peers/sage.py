@@ -1,4 +1,4 @@
-"""SageAttention, on dense copies. Not run: written against its documented function.
+"""SageAttention, on dense copies. Not run: written against the functions of 1.0.6 and of the sources of 2.x.
 
 Its causal mask is aligned to the top left, so that only one query token a request (decode) can be right; and it quantises Q and
 K to 8 bits, which the project's error rule for 16 bits does not let pass. It is here so that the list says so.

@@ -1,4 +1,4 @@
-"""FlashAttention 2 and 3 as vLLM builds them. Not run: written against the signature that vLLM's own backend calls."""
+"""FlashAttention 2 and 3 as vLLM builds them. Not run: written against the signature of vLLM 0.33."""
 
 from __future__ import annotations
 
