@@ -27,6 +27,7 @@ def test_own_kernels_are_clean() -> None:
 
 def test_what_is_assumed_about_them_is_what_the_launcher_guarantees() -> None:
     assert {text.partition(" (")[0] for text in audit([KERNELS]).assumed} == {
+        "slot_mapping_ptr : int64",
         "split * stride_dest_split < 2**31",
         "split * stride_part_split < 2**31",
     }

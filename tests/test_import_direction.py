@@ -18,8 +18,9 @@ MAX_LINES = 400
 # `bigpool` is the package's own __init__, which only hands out names.
 BASE = {"errors", "layout"}
 PURE = BASE | {"tuning", "cost"}
-TENSORS = PURE | {"_check", "_device", "workspace", "reference"}
-OPS = TENSORS | {"kernels", "ops"}
+TENSORS = PURE | {"_check", "_device", "formats", "workspace", "reference"}
+CACHE = TENSORS | {"cache", "reference_cache", "reference_merge", "reference_prefill"}
+OPS = CACHE | {"kernels", "ops"}
 PROOF = OPS | {"pools", "bigpool", "proof"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -29,17 +30,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_check": BASE,
     "_device": PURE,
     "workspace": PURE | {"_check", "_device"},
-    "reference": BASE | {"tuning", "_check"},
+    "formats": BASE | {"formats"},
+    "reference": BASE | {"tuning", "_check", "formats"},
+    "cache": BASE | {"_check", "formats"},
+    "reference_cache": BASE | {"formats", "cache"},
+    "reference_merge": BASE,
+    "reference_prefill": BASE | {"tuning", "formats"},
     "kernels": {"kernels"},
     "ops": OPS,
     "pools": OPS | {"pools"},
     "proof": PROOF,
     "bench": PROOF | {"bench"},
     "serving": PROOF | {"serving"},
+    "report": PROOF | {"report"},
     "audit": BASE | {"audit"},
+    "confirm": PROOF | {"audit", "bench", "confirm"},
+    "sweep": PROOF | {"audit", "bench", "confirm", "sweep"},
     "series": {"errors"},
     "doctor": PROOF | {"serving"},
-    "cli": PROOF | {"bench", "serving", "audit", "series", "doctor", "cli"},
+    "cli": PROOF | {"bench", "serving", "report", "audit", "confirm", "sweep", "series", "doctor", "cli"},
     "bigpool": OPS | {"pools"},
     "__main__": {"cli"},
 }
@@ -53,7 +62,7 @@ MORE_OUTSIDE = {"audit/launch/": {"triton"}, "audit/launch/pytest_plugin.py": {"
 # Imported inside functions only: the unit loads without them.
 NOT_AT_THE_TOP = {"audit": {"triton", "pytest"}}
 # Units in which an import by a computed name is part of the job.
-MAY_IMPORT_BY_NAME = {"bigpool", "audit", "cli", "proof", "bench", "serving", "doctor"}
+MAY_IMPORT_BY_NAME = {"bigpool", "audit", "confirm", "cli", "proof", "bench", "serving", "report", "doctor"}
 
 
 def imports_of(tree: ast.AST, package: str) -> Iterator[tuple[int, str | None]]:

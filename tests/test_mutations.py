@@ -6,7 +6,10 @@ from bigpool.proof.narrow import list_widenings
 from bigpool.proof.runner import Options
 
 # Small cases that between them take every index of the kernels past 2^31.
-CASES = ("verify-page-one", "verify-ragged", "verify-far-rows", "verify-far-heads")
+CASES = (
+    *("verify-page-one", "verify-ragged", "verify-far-rows", "verify-far-heads"),
+    *("write-kv-plain", "write-kv-far-heads", "merge-far-tokens", "merge-far-heads"),
+)
 
 
 def test_proof_is_red_without_any_one_widening():

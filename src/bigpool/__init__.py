@@ -12,20 +12,44 @@ from .errors import BackendError
 from .layout import KVLayout
 
 if TYPE_CHECKING:
-    from .ops.verify import verify_attention
+    from .cache import KVCache
+    from .ops.cache import gather_kv, write_kv
+    from .ops.merge import merge_states
+    from .ops.prefill import PrefillWorkspace, prefill_attention
+    from .ops.verify import pack_tree_mask, verify_attention
     from .pools import SparsePool
     from .workspace import Workspace
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["KVLayout", "SparsePool", "Workspace", "__version__", "verify_attention"]
+__all__ = [
+    "KVCache",
+    "KVLayout",
+    "PrefillWorkspace",
+    "SparsePool",
+    "Workspace",
+    "__version__",
+    "gather_kv",
+    "merge_states",
+    "pack_tree_mask",
+    "prefill_attention",
+    "verify_attention",
+    "write_kv",
+]
 
 EXTRAS_REMEDY = "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU, 'bigpool[cpu]' on any other"
 
 _LAZY = {
+    "KVCache": "bigpool.cache",
+    "PrefillWorkspace": "bigpool.ops.prefill",
     "SparsePool": "bigpool.pools",
     "Workspace": "bigpool.workspace",
+    "gather_kv": "bigpool.ops.cache",
+    "merge_states": "bigpool.ops.merge",
+    "pack_tree_mask": "bigpool.ops.verify",
+    "prefill_attention": "bigpool.ops.prefill",
     "verify_attention": "bigpool.ops.verify",
+    "write_kv": "bigpool.ops.cache",
 }
 
 

@@ -52,10 +52,11 @@ class Contract:
         *,
         device: torch.device | None = None,
         written: bool = False,
+        any_strides: bool = False,
     ) -> bool:
         """Checks dtype, rank, named axes ("num_reqs+1" is arithmetic on a bound axis), device and strides.
 
-        The last stride has to be 1. A tensor that is `written` must not hold an element twice.
+        The last stride has to be 1 unless `any_strides`. A tensor that is `written` must not hold an element twice.
         """
         import torch
 
@@ -79,7 +80,7 @@ class Contract:
         if device is not None and value.device != device:
             self.fault(name, f"device {device}", str(value.device), f"call {name}.to({str(device)!r})")
             return False
-        if value.shape[-1] > 1 and value.stride(-1) != 1:
+        if not any_strides and value.shape[-1] > 1 and value.stride(-1) != 1:
             self.fault(name, "stride 1 in the last axis", str(value.stride(-1)), f"call {name}.contiguous()")
             return False
         if written and overlaps(value):

@@ -18,3 +18,10 @@ def load_page_idx(table_row_ptr, page_col, mask):
 def page_slot_ptrs(head_ptr, page_idx, slot, stride_page, stride_slot):
     """Pointers [TILE] to the rows `slot` of pages `page_idx` (scalar or [TILE]) of one kv head."""
     return head_ptr + page_idx * stride_page + slot * stride_slot
+
+
+@triton.jit
+def split_slot(slot, PAGE_SIZE: tl.constexpr):
+    """(page id, slot in the page), int64 as `slot` is, of a slot 0 or greater of the whole cache."""
+    page_idx = slot // PAGE_SIZE
+    return page_idx, slot - page_idx * PAGE_SIZE
