@@ -1,7 +1,7 @@
 # bigpool's commands. Each makes the virtual environment it needs; the first time takes a few minutes (torch).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help prove test test-oldest audit lint types clean
+.PHONY: help prove test nightly test-oldest audit lint types clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,6 +25,10 @@ prove: $(VENV)/.run-installed  ## prove that the kernels are right at any pool s
 
 test: $(VENV)/.dev-installed  ## run all tests that need no GPU; ARGS go to pytest
 	"$(VENV)/bin/python" -m pytest -n $(JOBS) -m "not gpu" $(ARGS)
+
+nightly: $(VENV)/.dev-installed  ## every launch of verify for every card, compiled, and thousands of random calls
+	BIGPOOL_COMPILE_ALL=1 BIGPOOL_RANDOM_EXAMPLES=3000 "$(VENV)/bin/python" -m pytest -n $(JOBS) \
+		tests/test_compile_targets.py tests/test_verify_random.py $(ARGS)
 
 test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<

@@ -2,6 +2,9 @@
 
 import os
 
+# Workers share the cores: threads of torch that wait for each other on busy ones cost more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 try:
     import torch
 

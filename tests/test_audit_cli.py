@@ -29,7 +29,7 @@ kernels.{kernel}[(32,)](out, pool, table, pool.stride(0), BLOCK=128)
 
 def bigpool_audit(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "BIGPOOL_CACHE": "0"}
     command = [sys.executable, "-W", "ignore", "-m", "bigpool", "audit", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False, cwd=cwd)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from audit_texts import audited
-from bigpool.audit import Report
+from audit_texts import HEADER, audited
+from bigpool.audit import Report, audit
 from bigpool.audit.report import FORMATS, jsonfile
+from sarif_subset import SUBSET
 
 BODY = """
     @triton.jit
@@ -91,6 +93,31 @@ def test_sarif(report: Report) -> None:
     assert place["region"] == {"startLine": 11, "startColumn": 13, "endLine": 11, "endColumn": 33}
     assert result["level"] == "error"
     assert list(result["partialFingerprints"]) == ["bigpool/1"]
+
+
+@pytest.mark.parametrize("notes", [False, True])
+def test_sarif_is_valid(tmp_path: Path, notes: bool) -> None:
+    given = os.environ.get("BIGPOOL_SARIF_SCHEMA")
+    schema = json.loads(Path(given).read_text("utf-8")) if given else SUBSET
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    report = audit([Path(__file__).parent / "audit_cases", tmp_path / "missing.py"])
+    data = json.loads("\n".join(FORMATS["sarif"](report, notes)))
+    assert [error.message for error in validator.iter_errors(data)] == []
+    run = data["runs"][0]
+    assert len(run["results"]) > 100
+    assert run["invocations"][0]["toolExecutionNotifications"], "the missing file is named"
+    run["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] = 0
+    assert not validator.is_valid(data)
+
+
+def test_sarif_addresses_are_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a %#é.py").write_text(
+        HEADER + "@triton.jit\ndef f(p, stride):\n    tl.store(p + tl.program_id(0) * stride, 1.0)\n", "utf-8"
+    )
+    data = json.loads("\n".join(FORMATS["sarif"](audit([Path("a %#é.py")]), False)))
+    place = data["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "a%20%25%23%C3%A9.py"
 
 
 def test_columns_count_characters(tmp_path: Path) -> None:

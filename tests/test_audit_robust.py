@@ -76,9 +76,9 @@ BIG = {
 
 @pytest.mark.parametrize("name", BIG)
 def test_large_kernels_end(tmp_path: Path, name: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     report = audited(tmp_path, f"@triton.jit\ndef f(x_ptr, n):\n    x = tl.program_id(0)\n{BIG[name]}")
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 10
     assert report.kernels == 1
     assert report.skipped_files == []
 

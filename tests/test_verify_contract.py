@@ -10,7 +10,7 @@ import torch
 
 from bigpool._device import device_props
 from bigpool.errors import ArgumentError, WorkspaceError
-from bigpool.ops.verify import verify_attention
+from bigpool.ops.verify import pack_tree_mask, verify_attention
 from bigpool.tuning import DeviceProps, plan_verify, scratch_floats
 from bigpool.workspace import Workspace, verify_scratch_bytes
 from verify_inputs import make, run, same_bits
@@ -50,7 +50,59 @@ CASES = {
     "out overlaps": ({"out": lambda c: c["q"][:1].expand(7, 4, 64)}, "out: expected strides that hold no element twice, got [0, 64, 1]; call out.contiguous()"),
     "backend": ({"backend": lambda c: "cuda"}, "backend: expected 'auto' or 'triton' or 'torch', got 'cuda'; 'auto' chooses"),
     "out": ({"out": lambda c: c["q"].float()}, "out: expected float16 [num_tokens=7, num_q_heads=4, head_dim=64], got float32 [7, 4, 64]; pass torch.empty_like(q)"),
+    "causal": ({"causal": lambda c: 1}, "causal: expected a bool, got 1; False lets every token see every key"),
+    "window_size": ({"window_size": lambda c: 0}, "window_size: expected None or an int 1..2147418112, got 0; None is unbounded"),
+    "window_size type": ({"window_size": lambda c: (4, 0)}, "window_size: expected None or an int 1..2147418112, got (4, 0); None is unbounded"),
+    "chunk_size": ({"chunk_size": lambda c: -1}, "chunk_size: expected None or an int 1..2147418112, got -1; None is unbounded"),
+    "num_sink_tokens": ({"num_sink_tokens": lambda c: None}, "num_sink_tokens: expected an int 0..2147418112, got None; it counts the first keys of a request"),
+    "softcap": ({"softcap": lambda c: 0.0}, "softcap: expected None or a number above 0, got 0.0; None is off"),
+    "softcap infinite": ({"softcap": lambda c: float("inf")}, "softcap: expected None or a number above 0, got inf; None is off"),
+    "alibi dtype": ({"alibi_slopes": lambda c: torch.ones(4).half()}, "alibi_slopes: expected float32 [num_q_heads=4], got float16 [4]; pass one fp32 slope per query head"),
+    "alibi heads": ({"alibi_slopes": lambda c: torch.ones(2)}, "alibi_slopes: expected float32 [num_q_heads=4], got float32 [2]; pass one fp32 slope per query head"),
+    "sinks": ({"sinks": lambda c: torch.ones(1, 4)}, "sinks: expected float32 [num_q_heads=4], got float32 [1, 4]; pass one fp32 logit per query head"),
+    "tree words": ({"tree_mask": lambda c: torch.ones(7, 2).int()}, "tree_mask: expected int32 [num_tokens=7, ceil(max_seqlen_q/32)=1], got int32 [7, 2]; pack bools with bigpool.pack_tree_mask"),
+    "tree bools": ({"tree_mask": lambda c: torch.ones(7, 6).bool()}, "tree_mask: expected int32 [num_tokens=7, ceil(max_seqlen_q/32)=1], got bool [7, 6]; pack bools with bigpool.pack_tree_mask"),
+    "tree without causal": ({"tree_mask": lambda c: torch.ones(7, 1).int(), "causal": lambda c: False}, "tree_mask: expected causal=True, got causal=False; a tree is a causal order"),
+    "out_scale type": ({"out_scale": lambda c: 0.5}, "out_scale: expected float32 [1], got float; pass torch.tensor([scale], device=q.device)"),
+    "out_scale size": ({"out_scale": lambda c: torch.ones(4)}, "out_scale: expected float32 [1], got float32 [4]; pass torch.tensor([scale], device=q.device)"),
+    "out without scale": ({"out": lambda c: c["q"].to(torch.float8_e4m3fn)}, "out: expected float16 [num_tokens=7, num_q_heads=4, head_dim=64], got float8_e4m3fn [7, 4, 64]; pass torch.empty_like(q)"),
+    "out with scale": ({"out": lambda c: c["q"], "out_scale": lambda c: torch.ones(1)}, "out: expected float8_e4m3fn|float8_e5m2 [num_tokens=7, num_q_heads=4, head_dim=64], got float16 [7, 4, 64]; pass torch.empty_like(q, dtype=torch.float8_e4m3fn)"),
+    "deterministic": ({"deterministic": lambda c: True}, "deterministic: expected None or 'batch', got True; every mode gives the same bits run to run"),
+    "batch and splits": ({"deterministic": lambda c: "batch", "num_splits": lambda c: 4}, "num_splits: expected None, got 4; splits have fixed bounds in deterministic='batch'"),
+    "batch and width": ({"deterministic": lambda c: "batch", "block_table": lambda c: torch.zeros(2, 2**22, dtype=torch.int32)}, "block_table: expected at most 50330880 tokens a request in deterministic='batch', got 67108864; pass fewer columns or query tokens"),
+    "scale of a plain cache": ({"k_scale": lambda c: torch.ones(1)}, "k_scale: expected None for a cache of float16, got [1]; see docs/formats.md"),
 }  # fmt: skip
+FORMAT_CASES = {
+    "int8 without a scale": ("int8", {"k_scale": lambda c: None}, "k_scale: expected a scale per token and head, of the cache's axes without the last for a cache of int8, got None; see docs/formats.md"),
+    "int4 with one scale": ("int4", {"v_scale": lambda c: torch.ones(1)}, "v_scale: expected a scale per token and head, of the cache's axes without the last for a cache of uint8, got [1]; see docs/formats.md"),
+    "scale dtype": ("int8", {"k_scale": lambda c: c["k_scale"].half()}, "k_scale: expected float32 [num_pages=11, page_size=16, num_kv_heads=2], got float16 [11, 16, 2]; call k_scale.float()"),
+    "scale axes": ("int8", {"v_scale": lambda c: c["v_scale"][:, :8]}, "v_scale: expected float32 [num_pages=11, page_size=16, num_kv_heads=2], got float32 [11, 8, 2]; see docs/formats.md"),
+    "one scale dtype": ("fp8_e4m3", {"k_scale": lambda c: torch.ones((), dtype=torch.float64)}, "k_scale: expected float32 [1], got float64 [1]; call k_scale.float()"),
+    "scale device": ("int8", {"v_scale": lambda c: c["v_scale"].to("meta")}, "v_scale: expected device cpu, got meta; call v_scale.to('cpu')"),
+    "scale type": ("fp8_e4m3", {"k_scale": lambda c: 0.5}, "k_scale: expected None or a tensor, got float; pass a float32 tensor on q's device"),
+    "scales per head": ("fp8_e4m3", {"k_scale": lambda c: torch.ones(4)}, "k_scale: expected float32 [num_kv_heads=2], got float32 [4]; see docs/formats.md"),
+    "scales of two kinds": ("fp8_e4m3", {"k_scale": lambda c: torch.ones(11, 16, 2)}, "v_scale: expected scales of the same kind as k_scale, got a scale per token and head and none, one, or one per head; K and V share a format"),
+    "scale rank": ("fp8_e5m2", {"k_scale": lambda c: torch.ones(2, 2)}, "k_scale: expected None or one element or [num_kv_heads] or a scale per token and head, of the cache's axes without the last for a cache of float8_e5m2, got [2, 2]; see docs/formats.md"),
+    "fp8 bytes": ("fp8_e4m3", {name: lambda c: c["k_cache"].view(torch.uint8) for name in ("k_cache", "v_cache")}, "verify_attention: 2 faults\n  k_cache: expected uint8 [num_pages=11, page_size=16, num_kv_heads=2, head_dim/2=32], got uint8 [11, 16, 2, 64]; uint8 is int4; if these are fp8 bytes, call k_cache.view(torch.float8_e4m3fn)\n  v_cache: expected uint8 [num_pages=11, page_size=16, num_kv_heads=2, head_dim/2=32], got uint8 [11, 16, 2, 64]; uint8 is int4; if these are fp8 bytes, call v_cache.view(torch.float8_e4m3fn)"),
+    "two formats": ("fp8_e4m3", {"v_cache": lambda c: c["v_cache"].view(torch.int8)}, "v_cache: expected float8_e4m3fn [num_pages=11, page_size=16, num_kv_heads=2, head_dim=64], got int8 [11, 16, 2, 64]; K and V share dtype and shape, and q's head_dim"),
+    "odd head_dim": ("int4", {"q": lambda c: torch.zeros(7, 4, 65).half()}, "q: expected an even head_dim for int4, got 65; two codes share a byte; pad the heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMAT_CASES)
+def test_format_messages(name):
+    kv_format, changes, text = FORMAT_CASES[name]
+    call = good(kv_format=kv_format)
+    expected = text if "faults" in text else f"verify_attention: {text}"
+    assert fault(call | {key: change(call) for key, change in changes.items()}) == expected
+
+
+def test_pack_tree_mask_message():
+    with pytest.raises(ArgumentError) as caught:
+        pack_tree_mask(torch.ones(3, 4))
+    assert str(caught.value) == (
+        "pack_tree_mask: visible: expected bool [num_tokens, draft], got float32 [3, 4]; call visible.bool()"
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -247,6 +299,39 @@ def test_torch_compile_reports_our_errors():
 
     with pytest.raises(Exception, match=r"num_splits: expected None or an int 1\.\.128, got 0"):
         step(call["q"])
+
+
+def every_option(**options):
+    """A call with everything that is a tensor, and every number."""
+    heads = {"sinks": torch.ones(4, device=DEVICE), "alibi_slopes": torch.full((4,), 0.01, device=DEVICE)}
+    call = make([300, 75], [8, 2], device=DEVICE, kv_format="int8", **heads, **options)
+    tree = torch.tril(torch.ones(8, 8, dtype=torch.bool))
+    tensors = {"tree_mask": pack_tree_mask(torch.cat((tree, tree[:2]))).to(DEVICE), "out_scale": torch.ones(1, device=DEVICE)}
+    return call | tensors | {"softcap": 5.0, "window_size": 40, "num_sink_tokens": 3, "chunk_size": 100}
+
+
+def test_torch_compile_fullgraph_with_every_option():
+    call = every_option()
+    tensors = {name: value for name, value in call.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: value for name, value in call.items() if name not in tensors}
+
+    def step(**tensors):
+        return verify_attention(**tensors, **numbers, return_lse=True)
+
+    for ours, theirs in zip(torch.compile(step, fullgraph=True, backend="aot_eager")(**tensors), step(**tensors), strict=True):
+        assert same_bits(ours, theirs)
+
+
+def test_operator_with_every_option_passes_opcheck():
+    call = every_option()
+    out, lse = torch.empty_like(call["q"], dtype=torch.float8_e4m3fn), torch.empty(call["q"].shape[:2], device=DEVICE)
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
+    options = [call[name] for name in ("k_scale", "v_scale", "alibi_slopes", "sinks", "tree_mask", "out_scale")]
+    arguments = (*(call[name] for name in names), out, lse, None, 8, 0, 0.125, *options, True, 40, 3, 100, 5.0, True)
+    # The schema test compares bits by arithmetic that torch lacks for fp8 tensors.
+    tests = ("test_autograd_registration", "test_faketensor")
+    report = torch.library.opcheck(torch.ops.bigpool.verify_attention, arguments, test_utils=tests)
+    assert set(report.values()) == {"SUCCESS"}, report
 
 
 def test_outputs_carry_no_gradient():

@@ -5,7 +5,7 @@ import torch
 
 from bigpool.ops.verify import verify_attention
 from bigpool.workspace import Workspace
-from verify_inputs import check, make, run, same_bits
+from verify_inputs import QUANTISED, check, make, run, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -19,6 +19,47 @@ def test_bf16(page_size, head_dim):
 @pytest.mark.parametrize("seqlen_q", [1, 2, 4, 8, 16, 22, 64])
 def test_serving_shape(seqlen_q):
     check(make([9_000, 700], [seqlen_q] * 2, page_size=880, heads=(24, 4), head_dim=256, dtype=torch.bfloat16, device="cuda"))
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 880])
+@pytest.mark.parametrize(("kv_format", "scales"), QUANTISED)
+def test_quantised_serving_shapes(kv_format, scales, page_size, head_dim, seqlen_q):
+    sizes = {"page_size": page_size, "heads": (24, 4), "head_dim": head_dim, "dtype": torch.bfloat16, "device": "cuda"}
+    check(make([5_000, 700], [seqlen_q] * 2, kv_format=kv_format, scales=scales, **sizes))
+
+
+@pytest.mark.parametrize("kv_format", [None, "int8", "int4", "fp8_e4m3"])
+@pytest.mark.parametrize("heads", [(4, 4), (24, 4), (32, 2)])
+def test_batch_mode_on_a_card(heads, kv_format):
+    """Alone, in parts, in a batch of 20, with a wider table: the same bits, with 20 splits that hold keys."""
+    sizes = {"heads": heads, "head_dim": 128, "page_size": 880, "dtype": torch.bfloat16, "device": "cuda", "kv_format": kv_format}
+    call = make([20_000, *(300 * i for i in range(19))], [8, *(1 + i % 8 for i in range(19))], **sizes)
+    out, lse = run(call, deterministic="batch")
+    for tokens in (slice(0, 8), slice(5, 8), slice(7, 8), slice(0, 1), slice(2, 5)):
+        alone = {
+            "q": call["q"][tokens],
+            "block_table": torch.cat((call["block_table"][:1], call["block_table"][:1]), 1),
+            "seq_lens": call["seq_lens"][:1] - (8 - tokens.stop),
+            "cu_seqlens_q": torch.tensor([0, tokens.stop - tokens.start], dtype=torch.int32, device="cuda"),
+            "max_seqlen_q": tokens.stop - tokens.start,
+        }
+        got, got_lse = run({**call, **alone}, deterministic="batch")
+        assert same_bits(got, out[tokens])
+        assert same_bits(got_lse, lse[tokens])
+    assert not same_bits(run(call, num_splits=1)[0], run(call, num_splits=20)[0])
+
+
+def test_graph_with_an_int8_cache_and_rules():
+    options = {"kv_format": "int8", "window_size": 500, "num_sink_tokens": 4, "softcap": 20.0}
+    call = make([3_000, 75], [8, 2], dtype=torch.bfloat16, device="cuda", **options)
+    eager, _ = run(call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = run(call)
+    graph.replay()
+    assert same_bits(captured, eager)
 
 
 @pytest.mark.parametrize("with_workspace", [False, True])

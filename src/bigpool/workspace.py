@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._check import Contract
 from ._device import device_props
 from .errors import WorkspaceError
-from .tuning import MAX_HEAD_DIM, MAX_HEADS, MAX_NUM_SPLITS, MAX_SEQLEN_Q, MIN_HEAD_DIM, plan_verify, scratch_floats
+from .tuning import (
+    INT4_BYTES,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_NUM_SPLITS,
+    MAX_SEQLEN_Q,
+    MIN_HEAD_DIM,
+    most_batch_splits,
+    plan_verify,
+    scratch_floats,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -27,25 +37,32 @@ def verify_scratch_bytes(
     head_dim: int,
     max_num_tokens: int | None = None,
     max_num_splits: int | None = None,
+    batch_max_seq_len: int | None = None,
 ) -> int:
     """Bytes that verify attention can need on a device for any batch within these maxima.
 
     Fewer requests or shorter queries leave room for more splits, so the largest need is not always at the maxima: every
     combination is asked. `max_num_tokens` states the rows of q where q is padded (None: as many as the requests have);
-    `max_num_splits` the splits of calls that pass `num_splits` themselves.
+    `max_num_splits` the splits of calls that pass `num_splits` themselves; `batch_max_seq_len` the tokens that a row of the
+    block table holds (its columns x page_size) in calls with deterministic="batch", whose splits count with it.
 
     Raises:
         ArgumentError: listing every fault.
     """
-    _check_maxima(max_num_reqs, max_seqlen_q, num_q_heads, num_kv_heads, head_dim, max_num_tokens, max_num_splits)
+    _check_maxima(
+        max_num_reqs, max_seqlen_q, num_q_heads, num_kv_heads, head_dim, max_num_tokens, max_num_splits, batch_max_seq_len
+    )
+    sizes: dict[str, Any] = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     most = 0
-    for seqlen_q, num_reqs, itemsize in product(range(1, max_seqlen_q + 1), range(1, max_num_reqs + 1), (2, 4)):
-        plan = plan_verify(
-            props, num_reqs=num_reqs, max_seqlen_q=seqlen_q, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
-            head_dim=head_dim, itemsize=itemsize, page_size=1, max_seq_len=2**31,
-        )  # fmt: skip
+    cells = product(range(1, max_seqlen_q + 1), range(1, max_num_reqs + 1), (2, 4), (None, 1.0, INT4_BYTES))
+    for seqlen_q, num_reqs, itemsize, kv_bytes in cells:
+        cell = {"num_reqs": num_reqs, "max_seqlen_q": seqlen_q, "itemsize": itemsize, "kv_bytes": kv_bytes, **sizes}
+        plan = plan_verify(props, page_size=1, max_seq_len=2**31, **cell)
         tokens = max_num_tokens or num_reqs * seqlen_q
         most = max(most, scratch_floats(tokens, num_q_heads, head_dim, max(plan.num_splits, max_num_splits or 0)))
+    if batch_max_seq_len is not None:
+        tokens = max_num_tokens or max_num_reqs * max_seqlen_q
+        most = max(most, scratch_floats(tokens, num_q_heads, head_dim, most_batch_splits(batch_max_seq_len)))
     return 4 * most
 
 
@@ -57,6 +74,7 @@ def _check_maxima(
     head_dim: int,
     max_num_tokens: int | None,
     max_num_splits: int | None,
+    batch_max_seq_len: int | None,
 ) -> None:
     contract = Contract("Workspace.for_verify")
     for name, value, low, high in (
@@ -67,8 +85,9 @@ def _check_maxima(
         ("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM),
         ("max_num_tokens", max_num_tokens, 1, 2**31 - 1),
         ("max_num_splits", max_num_splits, 1, MAX_NUM_SPLITS),
+        ("batch_max_seq_len", batch_max_seq_len, 1, 2**63 - 1),
     ):
-        given = value is not None or name not in ("max_num_tokens", "max_num_splits")
+        given = value is not None or name not in ("max_num_tokens", "max_num_splits", "batch_max_seq_len")
         ok = not given or (isinstance(value, int) and low <= value <= high)
         contract.require(ok, name, f"an int {low}..{high}", f"{value}", "see help(bigpool.verify_attention)")
     if not contract.faults:
@@ -110,6 +129,7 @@ class Workspace:
         head_dim: int,
         max_num_tokens: int | None = None,
         max_num_splits: int | None = None,
+        batch_max_seq_len: int | None = None,
         device: torch.device | str = "cuda",
     ) -> Workspace:
         """Allocates what `verify_scratch_bytes` says for the device, once. Not initialised; does not sync the host."""
@@ -119,6 +139,7 @@ class Workspace:
         nbytes = verify_scratch_bytes(
             device_props(device), max_num_reqs=max_num_reqs, max_seqlen_q=max_seqlen_q, num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_tokens=max_num_tokens, max_num_splits=max_num_splits,
+            batch_max_seq_len=batch_max_seq_len,
         )  # fmt: skip
         return cls(torch.empty(nbytes // 4, dtype=torch.float32, device=device))
 

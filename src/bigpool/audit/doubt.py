@@ -6,6 +6,7 @@ remainder bounds, and a stride whose size is only assumed, are said to be so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from .expr import Node, Origin, Program, Var, walk
@@ -19,6 +20,8 @@ LONG_TILE = 1024
 SMALL_TILE = 32
 ADDRESSES = ("address", "atomic", "base")
 PARTS = ("floordiv", "mod", "shr", "and")
+# What a count of pieces is called: each piece stands for a tile of something larger.
+PIECES = re.compile(r"(num|n)_?(block|tile|split|chunk|part|partial|segment)s?$|partial|local_(max|arg|sum)", re.I)
 
 
 class Doubts:
@@ -45,6 +48,8 @@ class Doubts:
         if shape.arguments and all(node.var is not None and node.var.declared for node in shape.arguments):
             return ""
         if not shape.arguments and not shape.constexprs:
+            if self._counted(coefficient, terms):
+                return "the number of rows is a constexpr: the axis around it has a step of so many"
             # The step is a number: the interval itself says that the grid reaches the wall.
             return ""
         axes = {axis for node in shape.indices for axis in self._axes(node)}
@@ -58,9 +63,20 @@ class Doubts:
             return "the index is only a part of the grid: a quotient or a remainder"
         if self._scaled(mono, coefficient):
             return "another address multiplies the same product further: its tensor would be beyond memory first"
+        if any(PIECES.search(node.var.name) for node in shape.arguments if node.var is not None):
+            return "a row has one entry for each block of a larger tensor, which would be beyond memory first"
         if len(shape.arguments) == 1 and not self._row_seen(shape.arguments[0], terms):
             return "no data-sized axis is seen inside the stride: a row may be short, or one element"
         return ""
+
+    def _counted(self, coefficient: int, terms: Iterable[Node]) -> bool:
+        """Whether lanes go in steps of a constexpr times the own step, a number: `lane * (ROWS * 2048) + row * 2048`."""
+        for other, step in self._beside(None, terms):
+            rows = [node for node in other if node.var is not None and node.var.origin is Origin.CONSTEXPR]
+            lanes = [node for node in other if node.var is not None and node.var.origin is Origin.ARANGE]
+            if rows and lanes and len(rows) + len(lanes) == len(other) and step % coefficient == 0:
+                return True
+        return False
 
     def _shared(self, var: Var) -> Iterator[int]:
         """Axes of the grid along which each program does more than one piece of work."""
@@ -84,11 +100,11 @@ class Doubts:
         )
         return lanes and any(self._along(mono, coefficient) for mono, coefficient in beside)
 
-    def _beside(self, stride: Node, terms: Iterable[Node]) -> Iterator[tuple[Mono, int]]:
-        """What is added in steps other than the stride: inner and outer axes."""
+    def _beside(self, stride: Node | None, terms: Iterable[Node]) -> Iterator[tuple[Mono, int]]:
+        """What is added in steps other than the stride, if one is given: inner and outer axes."""
         for term in terms:
             for poly in self.ranges.expander.ways(term):
-                yield from ((mono, coefficient) for mono, coefficient in poly.items() if stride not in mono)
+                yield from ((mono, coefficient) for mono, coefficient in poly.items() if stride is None or stride not in mono)
 
     def _tiled(self, mono: Mono, terms: Iterable[Node]) -> bool:
         """Whether the index counts tiles, not single things: the lanes of a tile of the size that multiplies it are added."""

@@ -159,6 +159,8 @@ def binary(op: str, left: Node, right: Node, span: Span | None = None, detail: s
         return const(value, left.width, span)
     if op == "floordiv" and right.op == "const" and right.value == 1:
         return left
+    if op == "sub" and (divisor := _undone(left, right)) is not None:
+        return binary("mod", left, divisor, span)
     width, signed = promote(left, right)
     if op in ("shl", "shr") and left.width:
         width, signed = left.width, left.signed
@@ -167,6 +169,29 @@ def binary(op: str, left: Node, right: Node, span: Span | None = None, detail: s
     if op == "cmp":
         width, signed = 1, False
     return Node(op, (left, right), width, signed, span, detail=detail)
+
+
+def _undone(left: Node, right: Node) -> Node | None:
+    """The `d` of `x - (x // d) * d`, which is `x % d`."""
+    if right.op != "mul":
+        return None
+    for quotient, divisor in (right.args, right.args[::-1]):
+        quotient = _bare(quotient)
+        if quotient.op == "floordiv" and _bare(quotient.args[0]) is _bare(left) and _same(quotient.args[1], divisor):
+            return divisor
+    return None
+
+
+def _bare(node: Node) -> Node:
+    """Without extensions: they keep the value."""
+    while node.op == "ext":
+        node = node.args[0]
+    return node
+
+
+def _same(left: Node, right: Node) -> bool:
+    left, right = _bare(left), _bare(right)
+    return left is right or (left.op == right.op == "const" and left.value == right.value)
 
 
 def unary(op: str, operand: Node, span: Span | None = None) -> Node:

@@ -29,6 +29,10 @@ class Confidence(IntEnum):
         return self.name.lower()
 
 
+# From which confidence on a finding makes exit status 1.
+FAIL_ON = {"low": Confidence.LOW, "medium": Confidence.MEDIUM, "high": Confidence.HIGH, "never": None}
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A place in a file. Lines and columns count from 1; columns count characters; `end_col` is one past the last."""

@@ -49,7 +49,7 @@ class Shape:
     def offset_like(self) -> bool:
         """An offset in elements rather than a count of things."""
         if not self.indices:
-            return len(self.arguments) > 1 or (len(self.arguments) == 1 and abs(self.coefficient) >= OFFSET_SCALE)
+            return len(self.arguments) > 1 or (len(self.arguments) == 1 and self.constant >= OFFSET_SCALE)
         return self.grows > 1 or self.constant >= OFFSET_SCALE
 
 
@@ -59,6 +59,7 @@ class Growth:
     def __init__(self, ranges: Ranges) -> None:
         self.ranges = ranges
         self._kinds: dict[int, str] = {}
+        self._bases: dict[int, frozenset[Node]] = {}
         self._depth = 0
 
     def kind(self, node: Node) -> str:
@@ -97,7 +98,7 @@ class Growth:
         if var.origin is Origin.LOOP:
             kinds = [self.kind(bound) for bound in (var.low, var.high) if bound is not None]
             return "tile" if "index" not in kinds and "argument" not in kinds and kinds else "index"
-        if var.origin in ARGUMENTS:
+        if var.origin in ARGUMENTS or (var.origin is Origin.CONSTEXPR and "stride" in var.name.lower()):
             return "argument"
         if var.origin in INDICES and var.width >= 16:
             return "index"
@@ -137,8 +138,15 @@ class Growth:
     def _size(self, item: tuple[Mono, int]) -> int:
         return self.ranges.of_mono(*item, identities=0)[1]
 
-    def bases(self, node: Node) -> set[Node]:
+    def bases(self, node: Node) -> frozenset[Node]:
         """The variables of index kind that a value is computed from."""
+        known = self._bases.get(node.uid)
+        if known is None:
+            known = self._bases[node.uid] = frozenset(self._walked(node))
+        return known
+
+    def _walked(self, node: Node) -> set[Node]:
+        found: set[Node]
         found, seen, stack = set(), set(), [node]
         while stack:
             at = stack.pop()

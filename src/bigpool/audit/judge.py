@@ -9,10 +9,10 @@ from .doubt import Doubts
 from .expr import Node, Origin, Program, Sink, Var, walk
 from .finding import Confidence, Severity, Span, Wall
 from .growth import OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth, Shape, counts
-from .poly import Mono, Poly, strip
+from .poly import Mono, Poly, strip, without
 from .ranges import Ranges
 from .slices import COMPARED, DIRECT, DIVIDED, SCALED, Observed, Slice
-from .walls import Product, culprit, product, solve
+from .walls import Effort, Product, culprit, product, solve
 
 # 288 GiB: the largest card that is sold.
 DEFAULT_MAX_MEMORY = 288 * 2**30
@@ -20,6 +20,8 @@ UNKNOWN_ITEM_BYTES = 2
 # Fewer elements for each value of an index than this are columns of a small table.
 SMALL_STEP = 32
 HASH_FACTOR = 2**28
+# Of a sum that does not fit, so many terms are weighed, the largest first, and for so many a wall is looked for.
+MAX_WEIGHED, MAX_SOLVED = 6, 2
 
 
 @dataclass(slots=True)
@@ -61,6 +63,19 @@ class Candidate:
         return self.observed.context == COMPARED
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A term of a sum that leaves its range, and what it means."""
+
+    mono: Mono
+    coefficient: int
+    shape: Shape
+    main: Node | None
+    siblings: list[Shape]
+    flat: bool
+    severity: Severity
+
+
 class Judge:
     """Judges one program."""
 
@@ -72,7 +87,11 @@ class Judge:
         self.ranges = Ranges(pinned)
         self.growth = Growth(self.ranges)
         self.rows = self._rows()
+        self.tiles = {
+            part for sink in program.sinks for term in sink.terms for node in walk(term) for part in self._lanes((node,))
+        }
         self.doubts = Doubts(program, self.ranges, self.growth, max_memory)
+        self.effort = Effort()
         self.incomplete: list[Sink] = []
         self.unknown: list[tuple[Sink, str]] = []
         self.trusted: set[str] = set()
@@ -97,21 +116,29 @@ class Judge:
     def candidate(self, observed: Observed) -> Candidate | None:
         """The finding that an observed value is, None if it is none."""
         low, high = observed.limits
-        worst: tuple[int, Mono, int, Poly] | None = None
+        terms: list[tuple[int, Mono, int]] = []
         for poly in self._ways(observed.root):
             interval = self.ranges.of_poly(poly)
             if low <= interval[0] and interval[1] <= high:
                 continue
-            for mono, coefficient in poly.items():
-                reach = self._usual_reach(mono, coefficient)
-                if reach > high and (worst is None or reach > worst[0]):
-                    worst = reach, mono, coefficient, poly
-            if worst is None and self._all_declared(poly) and interval[1] > high:
+            reached = [(self._usual_reach(mono, coefficient), mono, coefficient) for mono, coefficient in poly.items()]
+            terms += [term for term in reached if term[0] > high]
+            if not terms and self._all_declared(poly) and interval[1] > high:
                 mono = max(poly, key=lambda mono: self.ranges.of_mono(mono, poly[mono])[1])
-                worst = interval[1], mono, poly[mono], poly
-        if worst is None:
-            return None
-        return self._weigh(observed, *worst[1:])
+                terms.append((interval[1], mono, poly[mono]))
+        weighed = [
+            weight
+            for _, mono, coefficient in sorted(terms, key=lambda term: -term[0])[:MAX_WEIGHED]
+            if (weight := self._weigh(observed, mono, coefficient)) is not None
+        ]
+        best: Candidate | None = None
+        for weight in sorted(weighed, key=lambda weight: weight.severity is Severity.NOTE)[:MAX_SOLVED]:
+            found = self._build(observed, weight)
+            if found is not None and (best is None or found.severity > best.severity):
+                best = found
+            if best is not None and best.severity is not Severity.NOTE:
+                break
+        return best
 
     def _ways(self, root: Node) -> list[Poly]:
         if root.op == "phi":
@@ -161,7 +188,7 @@ class Judge:
     def _all_declared(self, poly: Poly) -> bool:
         return all(node.var is None or node.var.declared for mono in poly for node in mono)
 
-    def _weigh(self, observed: Observed, mono: Mono, coefficient: int, poly: Poly) -> Candidate | None:
+    def _weigh(self, observed: Observed, mono: Mono, coefficient: int) -> Weight | None:
         shape = self.growth.shape(mono, coefficient)
         main = self.growth.main_variable(*(shape.indices or (observed.root,)))
         siblings = self.siblings(observed, mono)
@@ -169,16 +196,22 @@ class Judge:
         severity = self._severity(observed, shape, flat, main)
         if severity in (None, Severity.NOTE) and self._stated(mono):
             severity = Severity.ERROR
-        if severity is None:
-            return None
-        found = product(culprit(observed.root, observed, self.ranges, self.growth), self.growth)
+        return None if severity is None else Weight(mono, coefficient, shape, main, siblings, flat, severity)
+
+    def _build(self, observed: Observed, weight: Weight) -> Candidate | None:
+        shape, severity = weight.shape, weight.severity
+        node = culprit(observed.root, observed, self.ranges, self.growth, weight.mono)
+        found = product(node, self.growth)
         if observed.context == COMPARED and not found.factors:
             return None
-        wall = solve(observed, found, self.growth, main)
-        growing = [other for other in siblings if other.indices and (other.grows > 1 or other.constant >= OFFSET_SCALE)]
-        candidate = Candidate(self.program, observed, found, shape, main, wall, severity, Confidence.HIGH, flat, len(growing))
+        wall = solve(observed, found, self.growth, weight.main, self.effort)
+        rows = [other for other in weight.siblings if other.indices and (other.grows > 1 or other.constant >= OFFSET_SCALE)]
+        candidate = Candidate(
+            self.program, observed, found, shape, weight.main, wall, severity, Confidence.HIGH, weight.flat, len(rows)
+        )
         candidate.confidence = self._confidence(candidate)
-        if candidate.confidence is Confidence.HIGH and (doubt := self.doubts.of(mono, coefficient, observed.sink.terms)):
+        doubt = self.doubts.of(weight.mono, weight.coefficient, observed.sink.terms)
+        if candidate.confidence is Confidence.HIGH and doubt:
             candidate.confidence = Confidence.MEDIUM
             candidate.reasons.append(doubt)
         if severity is Severity.ERROR and candidate.confidence is Confidence.LOW:
@@ -244,16 +277,41 @@ class Judge:
         return Confidence.MEDIUM if medium else Confidence.HIGH
 
     def siblings(self, observed: Observed, own: Mono) -> list[Shape]:
-        """The other terms of the same sink."""
-        shapes = []
-        for term in observed.sink.terms:
-            for poly in self.ranges.expander.ways(term):
-                shapes += [self.growth.shape(mono, coefficient) for mono, coefficient in poly.items() if mono != own]
-        return shapes
+        """The terms of the same sink that are axes of their own."""
+        step = tuple(node for node in own if self.growth.kind(node) != "index")
+        polys = [poly for term in observed.sink.terms for poly in self.ranges.expander.ways(term)]
+        lanes = {size for poly in polys for mono in poly for size in self._lanes(without(mono, step))} if step else set()
+        return [
+            self.growth.shape(mono, coefficient)
+            for poly in polys
+            for mono, coefficient in poly.items()
+            if mono != own and not self._same_axis(without(mono, step) if lanes else None, lanes)
+        ]
+
+    def _lanes(self, rest: Mono | None) -> Iterator[Node]:
+        """The constexprs that the length of a tile is made of, if `rest` is its lanes."""
+        for node in rest or ():
+            if node.var is not None and node.var.origin is Origin.ARANGE and node.var.high is not None and len(rest or ()) == 1:
+                yield from (part for part in walk(node.var.high) if part.var is not None)
+
+    def _same_axis(self, rest: Mono | None, lanes: set[Node]) -> bool:
+        """Whether a term moves along the same axis, by tiles: `(start + tile * BLOCK) * row`. `rest` is it without the row."""
+        tiles = [node for node in rest or () if self.growth.kind(node) != "index"]
+        return bool(tiles) and all(node in lanes for node in tiles)
 
     def outer(self, other: Shape, shape: Shape) -> bool:
         """Whether `other` is the outer axis of the same address, whose 32-bit stride bounds the inner one."""
-        return bool(other.indices) and other.scale > shape.scale
+        if not other.indices or self._step(other) <= self._step(shape):
+            return False
+        # A stride that is one 32-bit value bounds what is inside it. One that is computed does where its sizes are constexprs.
+        computed = len(other.arguments) + len(other.constexprs) + len(other.indices) > 2
+        lengths = [node for node in other.arguments if node not in shape.arguments]
+        return not shape.offset_like or not computed or not lengths
+
+    def _step(self, shape: Shape) -> int:
+        """`Shape.scale` without the tiles: `pid * BLOCK` counts lanes of an axis, `row * COLUMNS` goes along another one."""
+        tiles = sum(node in self.tiles for node in shape.constexprs)
+        return int(shape.scale // USUAL_CONSTEXPR**tiles)
 
     def _divided(self, shape: Shape) -> bool:
         """Counts of tiles: what is divided by a tile stays small."""
@@ -264,8 +322,14 @@ class Judge:
     def _tiles(self, shape: Shape) -> bool:
         """One entry for each tile of a matrix, `pid_m * cdiv(n, BLOCK)`: 2^31 tiles are beyond any memory."""
         return shape.constant < USUAL_CONSTEXPR and any(
-            node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" for node in shape.arguments
+            node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" and self._rounded_up(node)
+            for node in shape.arguments
         )
+
+    def _rounded_up(self, node: Node) -> bool:
+        """Whether a quotient is `(n + BLOCK - 1) // BLOCK`: a number of tiles, not a part of a row."""
+        numerators, divisors = self.ranges.expander.ways(node.args[0]), self.ranges.expander.ways(node.args[1])
+        return any(mono in poly or not mono for poly in numerators for mono in divisors[0] if len(poly) > 1)
 
     def _scaled_elsewhere(self, observed: Observed) -> bool:
         return any(base in self.rows for base in self.growth.bases(observed.root))

@@ -18,7 +18,12 @@ from .source.modules import KERNELS, Library, Module, Unreadable, load, python_f
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to audit and what to assume. `overlay` replaces the text of files (by path), to audit an edit before it is written."""
+    """What to audit and what to assume.
+
+    `overlay` replaces the text of files (by path), to audit an edit before it is written. `fail_on`: findings of less confidence
+    are reported and do not count for the exit status; None: none counts. Of launches: `cache` is a folder for what was compiled,
+    `variants` asks as well what index tensors of int32 would do where int64 was passed, `progress` hears of each specialisation.
+    """
 
     assumptions: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
@@ -27,6 +32,9 @@ class Options:
     baseline: frozenset[str] = frozenset()
     overlay: dict[Path, bytes] = field(default_factory=dict)
     progress: Callable[[int, int], None] | None = None
+    fail_on: Confidence | None = Confidence.LOW
+    cache: Path | None = None
+    variants: bool = False
 
 
 @dataclass(slots=True)
@@ -47,6 +55,7 @@ class Report:
     assumed: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
     launched: bool = False
+    fail_on: Confidence | None = Confidence.LOW
 
     @property
     def notes(self) -> list[Finding]:
@@ -58,8 +67,8 @@ class Report:
 
     @property
     def status(self) -> int:
-        """0 clean, 1 findings, 2 nothing could be audited."""
-        if self.faults:
+        """0 clean, 1 findings of the confidence that counts, 2 nothing could be audited."""
+        if self.fail_on is not None and any(finding.confidence >= self.fail_on for finding in self.faults):
             return 1
         nothing = (self.skipped_files and not self.files) or (self.skipped_kernels and not self.kernels)
         return 2 if nothing else 0
@@ -71,7 +80,7 @@ class Report:
 class _Audit:
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.report = Report()
+        self.report = Report(fail_on=options.fail_on)
         self.library = Library()
         self.values = assume.at(options.at)
         self.stated = [*options.bounds]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 
 from .expr import Node, Origin, walk
 from .finding import Wall
 from .growth import Growth
-from .poly import strip
-from .ranges import Interval, Ranges
+from .poly import Mono, Poly, strip
+from .ranges import MAX_IDENTITIES, Interval, Ranges
 from .slices import Observed
 
 # What an unknown stride is exemplified by.
 EXAMPLE = {"page": 901_120, "expert": 2**24}
 EXAMPLE_ROW = 8192
+# A product of more is named by its first factors.
+MAX_FACTORS = 12
+MAX_PARTS = 200
+# Nodes and terms that one evaluation of a search for a wall may look at, and all evaluations for a kernel together. A wall
+# that takes more is given as a formula.
+WORK, WORK_OF_A_KERNEL = 3_000, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +33,11 @@ class Product:
     factors: tuple[Node, ...]
 
 
-def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth) -> Node:
-    """The operation under `root` that leaves the range first: a product of the sum rather than the sum."""
+def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth, mono: Mono = ()) -> Node:
+    """The operation under `root` that leaves the range first: a product of the sum rather than the sum.
+
+    Of several, the one that `mono`, the term that was judged, is computed by.
+    """
     node = root
     low, high = observed.limits
     for _ in range(200):
@@ -39,7 +49,8 @@ def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth) -> N
             over = [part for part in over if part.op not in ("var", "const") and (part.narrow or observed.narrowing)]
             if not over:
                 return node
-            node = max(over, key=lambda part: ranges.of(part)[1])
+            judged = [part for part in over if any(mono in poly for poly in ranges.expander.ways(part))]
+            node = max(judged or over, key=lambda part: ranges.of(part)[1])
             if node.op in ("ext", "select") or node.op in ("add", "sub", "neg"):
                 continue
         return node
@@ -50,7 +61,7 @@ def product(node: Node, growth: Growth) -> Product:
     """Takes an operation apart: the index, and what it is multiplied with."""
     factors: list[Node] = []
     index = node
-    while strip(index).op in ("mul", "shl"):
+    while strip(index).op in ("mul", "shl") and len(factors) < MAX_FACTORS:
         inner = strip(index)
         left, right = inner.args
         if inner.op == "shl":
@@ -74,7 +85,14 @@ def _rank(growth: Growth, node: Node) -> int:
     return 9 if main is None or main.var is None else order.index(main.var.origin)
 
 
-def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | None = None) -> Wall:
+@dataclass(slots=True)
+class Effort:
+    """What is left to spend on walls."""
+
+    left: int = WORK_OF_A_KERNEL
+
+
+def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | None, effort: Effort) -> Wall:
     """The wall of a product, and of the sum around it where the rest of the sum is known."""
     name = describe(found.index)
     limit = observed.limits[1]
@@ -95,51 +113,66 @@ def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | Non
     tensor = None if observed.context == "compared" else size
     others = tuple(pair for pair in known if not pair[0].lstrip("-").replace(",", "").isdigit())
     if not unknown:
-        value = _first_bad(observed, found.index)
+        value = _first_bad(observed, found.index, effort)
         alone = limit // max(1, abs(prod(value for _, value in known))) + 1
         form = "sum" if value is not None and value < alone else "product"
-        base = _base(observed, found, main)
+        base = _base(observed, found, main, effort)
         return Wall(name, value, others, formula, limit, tensor, None, _element(observed), base, form)
     stride = describe(unknown[0])
     example_value = next((value for word, value in EXAMPLE.items() if word in f"{name} {stride}".lower()), EXAMPLE_ROW)
     if len(unknown) > 1 or observed.context == "compared":
         return Wall(name, None, others, formula, limit, tensor, None, _element(observed))
-    reach = Ranges().of(found.index)[1]
+    reach = growth.ranges.of(found.index)[1]
     while limit // example_value + 1 > reach and example_value < 2**30:
         example_value *= 2
     step = example_value * max(1, prod(value for _, value in known))
     return Wall(name, None, others, formula, limit, tensor, (stride, example_value, limit // step + 1), _element(observed))
 
 
-def _base(observed: Observed, found: Product, main: Node | None) -> tuple[str, int] | None:
+def _base(observed: Observed, found: Product, main: Node | None, effort: Effort) -> tuple[str, int] | None:
     """The variable that the index is computed from, and its own first bad value."""
     if main is None or main is found.index:
         return None
-    value = _first_bad(observed, main)
+    value = _first_bad(observed, main, effort)
     return None if value is None else (describe(main), value)
 
 
 def _only(node: Node, main: Node) -> bool:
-    """Whether `main` is the one variable in `node`."""
-    return all(part is main or part.var is None or part.var.declared for part in walk(node))
+    """Whether `main` is the one variable in `node`, as far as that is quickly seen."""
+    parts = list(islice(walk(node), MAX_PARTS))
+    return len(parts) < MAX_PARTS and all(part is main or part.var is None or part.var.declared for part in parts)
 
 
-def _first_bad(observed: Observed, index: Node) -> int | None:
+def _first_bad(observed: Observed, index: Node, effort: Effort) -> int | None:
     """Binary search: the interval only grows with the bound of the index."""
     low, high = 0, 2**40
-    if not _leaves(observed, index, high):
+    ranges = _Certain({index: (0, 0)})
+    if not _leaves(observed, ranges, index, high):
         return None
     while low < high:
         middle = (low + high) // 2
-        if _leaves(observed, index, middle):
+        if effort.left <= 0:
+            return None
+        if _leaves(observed, ranges, index, middle):
             high = middle
         else:
             low = middle + 1
+        effort.left -= WORK - max(0, ranges.work)
     return low
 
 
 class _Certain(Ranges):
     """Intervals in which what nobody stated is at its smallest: a wall must be certain."""
+
+    def at(self, index: Node, value: int) -> None:
+        """Starts again, with a pinned node at another value: the polynomials stay."""
+        self.pinned[index.uid] = value, value
+        self.known.clear()
+        self.work = WORK
+
+    def of_poly(self, poly: Poly, depth: int = 0, identities: int = MAX_IDENTITIES) -> Interval:
+        self.work -= len(poly)
+        return super().of_poly(poly, depth, identities)
 
     def of(self, node: Node, depth: int = 0) -> Interval:
         var = node.var
@@ -154,8 +187,9 @@ class _Certain(Ranges):
         return low, low
 
 
-def _leaves(observed: Observed, index: Node, value: int) -> bool:
-    low, high = _Certain({index: (value, value)}).of(observed.root)
+def _leaves(observed: Observed, ranges: _Certain, index: Node, value: int) -> bool:
+    ranges.at(index, value)
+    low, high = ranges.of(observed.root)
     return low < observed.limits[0] or high > observed.limits[1]
 
 

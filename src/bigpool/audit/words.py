@@ -63,6 +63,9 @@ def _origin(found: Candidate, result: Finding) -> None:
     elif var.width != 32:
         text = f"{var.width} bits from here"
     result.secondary.append(Label(var.span, text))
+    index = found.product.index
+    if index.span is not None and index.narrow and index.span.line not in (found.span.line, var.span.line):
+        result.secondary.append(Label(index.span, f"the {index.width}-bit index is made here"))
 
 
 def _notes(found: Candidate, result: Finding) -> None:

@@ -53,8 +53,9 @@ class BenchArm:
 class Loader:
     """Loads arms; their files and caches are gone when it closes."""
 
-    def __init__(self, modules: Mapping[str, Path] | None = None) -> None:
-        self.modules = closure(OP_MODULE, kernel_modules()) if modules is None else dict(modules)
+    def __init__(self, modules: Mapping[str, Path] | None = None, op_module: str = OP_MODULE) -> None:
+        self.op_module = op_module
+        self.modules = closure(op_module, kernel_modules()) if modules is None else dict(modules)
         self.folder = tempfile.TemporaryDirectory(prefix="bigpool-bench-")
         self.store = ArmStore(Path(self.folder.name))
 
@@ -81,7 +82,7 @@ class Loader:
         facts = {**arm.facts, "name": name}
         if arm.arm is None:
             return BenchArm(name, arm.spec, facts)
-        return BenchArm(name, arm.spec, facts, arm.arm, import_kernels(arm.arm.modules))
+        return BenchArm(name, arm.spec, facts, arm.arm, import_kernels(arm.arm.modules, self.op_module))
 
     def _arm(self, name: str, spec: str) -> Arm:
         if spec == "shipped":
@@ -96,7 +97,7 @@ class Loader:
                 raise ProofError(f"--arm: expected kernels with a widening for narrowed, got none in {files}; give a file")
             return Arm(name, HOLDS, narrowed.origin, narrowed.modules, self.store.folder / "cache" / name)
         if Path(spec).is_file():
-            module = next((known for known, path in self.modules.items() if path.name == Path(spec).name), OP_MODULE)
+            module = next((known for known, path in self.modules.items() if path.name == Path(spec).name), self.op_module)
             return Arm(name, HOLDS, spec, {**self.modules, module: Path(spec).resolve()}, self.store.folder / "cache" / name)
         if not spec.startswith("git:") and not Path(spec).is_dir():
             raise ProofError(f"--arm: expected {SPECS}, got {spec!r}, which is no file or folder")
@@ -104,7 +105,7 @@ class Loader:
 
     def _narrowed_module(self, name: str, short: str) -> Arm:
         """The shipped files, one of them without its widenings."""
-        module = f"{OP_MODULE.rpartition('.')[0]}.{short}"
+        module = f"{self.op_module.rpartition('.')[0]}.{short}"
         source = self.modules[module].read_text() if module in self.modules else ""
         if not list_widenings(source):
             with_some = [known for known, path in self.modules.items() if list_widenings(path.read_text())]
@@ -119,7 +120,7 @@ class Loader:
     def _loaded(self, name: str, spec: str, arm: Arm) -> BenchArm:
         try:
             files = arm.describe()["files"]
-            kernels = import_kernels(arm.modules)
+            kernels = import_kernels(arm.modules, self.op_module)
         except (ImportError, SyntaxError) as error:
             raise ProofError(
                 f"--arm: expected kernels that load for {name}={spec}, got {type(error).__name__}: {error}"
@@ -145,14 +146,14 @@ def closure(module: str, modules: Mapping[str, Path]) -> dict[str, Path]:
     return found
 
 
-def import_kernels(modules: Mapping[str, Path]) -> ModuleType:
+def import_kernels(modules: Mapping[str, Path], op_module: str = OP_MODULE) -> ModuleType:
     """The op's kernel module from these files, a new object each time, not left in sys.modules."""
-    package = OP_MODULE.rpartition(".")[0]
+    package = op_module.rpartition(".")[0]
     renamed = {PACKAGE + name.removeprefix(package): str(path) for name, path in modules.items()}
     finder, wrote = ArmFinder(renamed), sys.dont_write_bytecode
     try:
         finder.install()
-        return import_module(PACKAGE + OP_MODULE.removeprefix(package))
+        return import_module(PACKAGE + op_module.removeprefix(package))
     finally:
         sys.dont_write_bytecode = wrote
         if finder in sys.meta_path:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "bigpool-bench/1"
 SCHEMA_FILE = Path(__file__).with_name("record.schema.json")
-OP = "verify_attention"
 DIGITS = 11
 
 
@@ -40,7 +39,7 @@ def build(made: Bench) -> dict[str, Any]:
         "bigpool": {"version": __version__, **_git()},
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": [shorten_paths(word) for word in options.command],
-        "op": OP,
+        "op": options.op,
         "device": made.device.type,
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system(), "gpu": probe["gpu"]},
         "versions": {"bigpool": __version__, **probe["versions"], "cuda": probe["cuda"]},

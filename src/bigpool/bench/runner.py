@@ -15,6 +15,7 @@ from bigpool.bench import gate, peers, record, roofline
 from bigpool.bench.gate import Gate
 from bigpool.bench.load import BenchArm, Loader
 from bigpool.bench.pairs import Call, Samples, Timer, measure, prepare
+from bigpool.bench.prefill import PrefillWork
 from bigpool.bench.roofline import Roofline
 from bigpool.bench.shapes import Shape
 from bigpool.bench.shapes import check as check_shapes
@@ -31,7 +32,7 @@ AGAIN = " again"
 
 @dataclass(frozen=True)
 class Options:
-    """What `bigpool bench verify` was asked for. `arms`: (name, spec), the first is what the others are compared with."""
+    """What `bigpool bench verify` or `prefill` was asked for. `arms`: (name, spec); the others are compared with the first."""
 
     shapes: tuple[Shape, ...]
     arms: tuple[tuple[str, str], ...] = (("shipped", "shipped"),)
@@ -46,6 +47,7 @@ class Options:
     proofs: tuple[Path, ...] = ()
     seed: int = 0
     command: tuple[str, ...] = ()
+    op: str = "verify_attention"
 
 
 class Listener(Protocol):
@@ -99,7 +101,7 @@ def bench(options: Options, listener: Listener) -> dict[str, Any]:
     device = torch.device(options.device)
     _check_interpreter(options, device)
     with ExitStack() as stack:
-        loader = stack.enter_context(Loader())
+        loader = stack.enter_context(Loader(op_module=f"bigpool.kernels.{options.op.removesuffix('_attention')}"))
         arms, absent = _arms(loader, options)
         watch = Watch(device)
         listener.on_plan(len(options.shapes) * options.repeats, plan_text(options, arms))
@@ -157,7 +159,8 @@ def _arms(loader: Loader, options: Options) -> tuple[list[BenchArm], list[dict[s
 def _run_shape(made: Bench, shape: Shape, timer: Timer, on_round: Callable[[], None]) -> ShapeRun:
     run, options = ShapeRun(shape), made.options
     try:
-        work = Work(shape, getattr(torch, options.dtype), made.device, options.seed)
+        make = PrefillWork if options.op == "prefill_attention" else Work
+        work = make(shape, getattr(torch, options.dtype), made.device, options.seed)
         run.gates = [gate.check(arm, work, _sync(made.device)) for arm in made.arms]
     except (RuntimeError, MemoryError) as error:
         # No memory, or a device that an arm before has brought down.

@@ -83,9 +83,8 @@ ORIGINAL = tuple(
 TINY = (Shape(1, 4, 96, 16, 4, 2, 32), Shape(2, 2, 48, 16, 4, 2, 32))
 
 
-def parse(text: str) -> Shape:
-    """A shape from its name; parts that are left out are those of Shape()."""
-    shape = Shape()
+def parse(text: str, shape: Shape = Shape()) -> Shape:
+    """A shape from its name; parts that are left out are those of `shape`."""
     for part in filter(None, text.lower().split("-")):
         found = next(
             ((field, match) for field, pattern in PARTS.values() if (match := re.fullmatch(pattern, part)) is not None), None
@@ -107,7 +106,7 @@ def check(shapes: Sequence[Shape]) -> None:
     """Shapes that the op cannot run, and pools in which a version without widening would read wild memory."""
     faults = []
     for shape in shapes:
-        numbers = (value for value in asdict(shape).values())
+        numbers = (value for value in asdict(shape).values() if isinstance(value, int))
         if not all(number > 0 for number in numbers):
             faults.append(f"--shapes: expected numbers above 0, got {shape.name}; leave a part out for its default")
         elif shape.num_q_heads % shape.num_kv_heads:

@@ -12,16 +12,18 @@ from ..errors import ArgumentError
 
 if TYPE_CHECKING:
     from bigpool.audit.fix import Fixes
+    from bigpool.audit.launch.script import Job
     from bigpool.audit.run import Options, Report
 
 FORMATS = ("full", "concise", "json", "sarif", "github")
 PROGRESS_FROM = 200
+LAUNCHES_FROM = 5
 
 
 # What comes after the script of --run is the script's.
 RUN = "--run"
 ONLY_SOURCE = {"fix_safe": "--fix", "fix_all": "--unsafe-fixes", "diff": "--diff"}
-ONLY_LAUNCH = {"target": "--target", "no_execute": "--no-execute"}
+ONLY_LAUNCH = {"target": "--target", "no_execute": "--no-execute", "confirm": "--confirm"}
 
 
 class Audit(click.Command):
@@ -52,6 +54,7 @@ class Audit(click.Command):
 @click.option("--max-memory", default="288GiB", show_default=True, metavar="SIZE", help="The largest tensor that can exist.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Report only what FILE does not know.")
 @click.option("--write-baseline", type=click.Path(path_type=Path), metavar="FILE", help="Write a baseline of today's findings.")
+@click.option("--fail-on", metavar="CONFIDENCE", default="low", show_default=True, help="What exits 1: low, medium, high, never.")
 @click.option("--fix", "fix_safe", is_flag=True, help="Apply the safe fixes.")
 @click.option("--unsafe-fixes", "fix_all", is_flag=True, help="Apply all fixes.")
 @click.option("--diff", is_flag=True, help="Print what the fixes would change and write nothing.")
@@ -63,6 +66,7 @@ class Audit(click.Command):
 )
 @click.option("--target", metavar="BACKEND:ARCH", help="With --run: what to compile for, such as hip:gfx942.")
 @click.option("--no-execute", is_flag=True, help="With --run: record launches, execute none.")
+@click.option("--confirm", is_flag=True, help="With --run: put each finding to the test, by a launch at its wall.")
 def audit(paths: tuple[str, ...], style: str, notes: bool, **chosen: Any) -> int:
     """Find 32-bit indices in Triton kernels, with the size at which each breaks.
 
@@ -80,9 +84,10 @@ def audit(paths: tuple[str, ...], style: str, notes: bool, **chosen: Any) -> int
       bigpool audit kernels.py --fix --diff
       bigpool audit src/ --format sarif > audit.sarif
       bigpool audit --run bench.py --pages 100
+      bigpool audit --confirm --run bench.py --pages 100
       bigpool audit --format json --run -m my_package.bench
 
-    Exit status: 0 clean, 1 findings, 2 could not run.
+    Exit status: 0 clean, 1 findings, 2 could not run. With --fail-on high, findings of less confidence are shown and exit 0.
     """
     if style not in FORMATS:
         raise ArgumentError("bigpool audit", f"--format: expected one of {', '.join(FORMATS)}, got {style!r}; full is for people")
@@ -120,16 +125,33 @@ def _launched(paths: tuple[str, ...], style: str, notes: bool, chosen: dict[str,
     execute = False if chosen["no_execute"] else None
     target, known = chosen["target"], chosen["write_baseline"]
     job = Job(tuple(program[module:]), module, target, execute, style, notes, known)
+    if chosen["confirm"]:
+        return _confirmed(job, _options(chosen))
     return audit_script(job, _options(chosen))
+
+
+def _confirmed(job: Job, options: Options) -> int:
+    from bigpool.confirm.command import confirm_script
+
+    if job.write_baseline is not None:
+        text = "--confirm: expected no --write-baseline with it, got both; a baseline needs no confirmation"
+        raise ArgumentError("bigpool audit", text)
+    return confirm_script(job, options, lambda text: click.echo(text, err=True))
 
 
 def _options(chosen: dict[str, Any]) -> Options:
     from bigpool.audit import assume, baseline
+    from bigpool.audit.finding import FAIL_ON
     from bigpool.audit.run import Options
 
     known = baseline.read(chosen["baseline"]) if chosen["baseline"] is not None else frozenset()
     memory = assume.memory(chosen["max_memory"])
-    return Options(chosen["assumptions"], chosen["at"], max_memory=memory, baseline=known, progress=_progress())
+    if chosen["fail_on"] not in FAIL_ON:
+        text = f"--fail-on: expected one of {', '.join(FAIL_ON)}, got {chosen['fail_on']!r}; low counts every finding"
+        raise ArgumentError("bigpool audit", text)
+    progress, fail_on = _progress(chosen["program"] is not None), FAIL_ON[chosen["fail_on"]]
+    bounds = chosen["assumptions"], chosen["at"]
+    return Options(*bounds, max_memory=memory, baseline=known, progress=progress, fail_on=fail_on)
 
 
 def _fix(files: list[Path], options: Options, report: Report, chosen: dict[str, Any], style: str, notes: bool) -> int:
@@ -155,12 +177,14 @@ def _show(report: Report, style: str, notes: bool) -> None:
         click.echo(line)
 
 
-def _progress() -> Any:
+def _progress(launched: bool) -> Any:
+    """Kernels are read in milliseconds; a specialisation is compiled, which takes half a second."""
     if not sys.stderr.isatty():
         return None
+    least, step, what = (LAUNCHES_FROM, 1, "specialisations") if launched else (PROGRESS_FROM, 50, "kernels")
 
     def show(done: int, total: int) -> None:
-        if total >= PROGRESS_FROM and (done % 50 == 0 or done == total):
-            click.echo(f"\r{done:,} of {total:,} kernels{'' if done < total else chr(10)}", nl=False, err=True)
+        if total >= least and (done % step == 0 or done == total):
+            click.echo(f"\r{done:,} of {total:,} {what}{'' if done < total else chr(10)}", nl=False, err=True)
 
     return show

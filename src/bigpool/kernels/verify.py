@@ -2,14 +2,23 @@
 
 Rows of a tile are query tokens x query heads of one kv head: row r is token r // GROUP, head r % GROUP.
 Scores are kept in units of log2, so that every exponential is exp2.
+
+Codes of a quantised cache meet q and the weights as exact numbers. A scale per tensor or head is one factor. A scale per token
+and head multiplies the column of scores (K), or goes into the exponent (V): the running maximum is over p * scale, so that
+weights lie in [0, 1] whatever the scales, and the softmax sum takes them without the scale.
 """
 
 import triton
 import triton.language as tl
 
+from ._formats import decode, decode_unit, encode_fp8
+from ._masks import tile_bounds, visible_keys
 from ._paging import load_page_idx, page_slot_ptrs
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
+# bigpool.formats.MIN_SCALE
+MIN_SCALE = tl.constexpr(2.0**-100)
 
 
 @triton.jit
@@ -35,35 +44,83 @@ def _tile_positions(
 
 
 @triton.jit
-def _load_rows(ptrs, mask_row, HEAD_DIM: tl.constexpr, HEAD_DIM_PAD: tl.constexpr):
-    """Rows [N, HEAD_DIM_PAD] at `ptrs` [N]; 0 in masked rows and in the padding."""
-    offs_d = tl.arange(0, HEAD_DIM_PAD)
+def _load_rows(ptrs, mask_row, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
+    """Rows [N, WIDTH_PAD] at `ptrs` [N]; 0 in masked rows and in the padding."""
+    offs_d = tl.arange(0, WIDTH_PAD)
     mask = mask_row[:, None]
-    if HEAD_DIM != HEAD_DIM_PAD:
-        mask = mask & (offs_d < HEAD_DIM)[None, :]
+    if WIDTH != WIDTH_PAD:
+        mask = mask & (offs_d < WIDTH)[None, :]
     return tl.load(ptrs[:, None] + offs_d[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def _attend(q, k, v, scores_mask, mask_key, mask_row, m, l, acc, scale_log2, EDGE: tl.constexpr):
+def _values(raw, words, SPEC: tl.constexpr, DTYPE: tl.constexpr):
+    """(a tuple of tiles, a part of the head dim each; scales [N]) of a tile as it is stored."""
+    KV_FORMAT: tl.constexpr = SPEC.kv_format
+    CONVERT: tl.constexpr = SPEC.convert
+    if KV_FORMAT == "int4":
+        zero = words.to(tl.int32, bitcast=True) & 15
+        values = (
+            decode(raw, zero, KV_FORMAT, False, DTYPE, CONVERT),
+            decode(raw, zero, KV_FORMAT, True, DTYPE, CONVERT),
+        )
+    else:
+        values = (decode(raw, words, KV_FORMAT, False, DTYPE, CONVERT),)
+    return values
+
+
+@triton.jit
+def _scores(q, k, k_scale, v_scale, bias, scale_log2, SPEC: tl.constexpr):
+    """[M, N] in units of log2, with the scale of V as a summand where it is per token and head."""
+    s = tl.dot(q[0], tl.trans(k[0]), input_precision="ieee")
+    if len(q) == 2:
+        s = tl.dot(q[1], tl.trans(k[1]), s, input_precision="ieee")
+    s = s * scale_log2
+    if SPEC.scales == "token_head":
+        s = s * k_scale[None, :]
+    if SPEC.softcap != 0.0:
+        # c tanh(s / c), by exp2.
+        s = (SPEC.softcap * LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 / SPEC.softcap))))
+    if SPEC.alibi:
+        s = s + bias
+    if SPEC.scales == "token_head":
+        s = s + tl.log2(v_scale)[None, :]
+    return s
+
+
+@triton.jit
+def _add_values(acc, v, p, alpha, visible, EDGE: tl.constexpr, SPEC: tl.constexpr):
+    acc = acc * alpha[:, None]
+    if EDGE and SPEC.kv_format != "int8" and SPEC.kv_format != "int4":
+        # 0 * NaN is NaN: a NaN in a later draft token must reach only the rows that see it.
+        finite = tl.abs(v.to(tl.float32)) < float("inf")
+        bad_key = tl.max(tl.where(finite, 0, 1), 1)
+        sees_bad = tl.max(tl.where(visible, bad_key[None, :], 0), 1)
+        acc = tl.where(sees_bad[:, None] > 0, float("nan"), acc)
+        v = tl.where(finite, v, 0.0)
+    acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _attend(s, v, v_scale, bad_scale, visible, mask_key, mask_row, m, l, acc, EDGE: tl.constexpr, SPEC: tl.constexpr):
     """One online-softmax step. A key whose page is not in the pool makes the rows that see it NaN."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
     s = tl.where(mask_row[None, :] | ~mask_key[None, :], s, float("nan"))
-    s = tl.where(scores_mask, s, float("-inf"))
+    s = tl.where(visible, s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
     shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     p = tl.exp2(s - shift[:, None])
     alpha = tl.exp2(m - shift)
-    l = l * alpha + tl.sum(p, 1)
-    acc = acc * alpha[:, None]
-    if EDGE:
-        # 0 * NaN is NaN: a NaN in a later draft token must reach only the rows that see it.
-        finite = tl.abs(v.to(tl.float32)) < float("inf")
-        bad_key = tl.max(tl.where(finite, 0, 1), 1)
-        sees_bad = tl.max(tl.where(scores_mask, bad_key[None, :], 0), 1)
-        acc = tl.where(sees_bad[:, None] > 0, float("nan"), acc)
-        v = tl.where(finite, v, 0.0)
-    acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    if SPEC.scales == "token_head":
+        l = l * alpha + tl.sum(p * (1.0 / v_scale)[None, :], 1)
+        p = tl.where(visible & bad_scale[None, :], float("nan"), p)
+    else:
+        l = l * alpha + tl.sum(p, 1)
+    first = _add_values(acc[0], v[0], p, alpha, visible, EDGE, SPEC)
+    if len(acc) == 2:
+        acc = (first, _add_values(acc[1], v[1], p, alpha, visible, EDGE, SPEC))
+    else:
+        acc = (first,)
     return m_new, l, acc
 
 
@@ -78,12 +135,23 @@ def verify_partial_kernel(
     stride_lse_token, stride_table_req,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     TILE: tl.constexpr, TILES_PER_PAGE: tl.constexpr, BLOCK_M: tl.constexpr, ROW_TILES: tl.constexpr,
+    SPEC: tl.constexpr,
+    k_scale_ptr=None, v_scale_ptr=None,
+    stride_k_scale_page=0, stride_k_scale_slot=0, stride_k_scale_head=0,
+    stride_v_scale_page=0, stride_v_scale_slot=0, stride_v_scale_head=0,
+    alibi_ptr=None, sinks_ptr=None, out_scale_ptr=None, tree_ptr=None, stride_tree_token=0,
 ):  # fmt: skip
     """Grid (num_reqs, num_splits * ROW_TILES, num_kv_heads).
 
     With one split `dest` is the output and `lse` [num_tokens, num_q_heads] is written. With several, `dest` is scratch
     [num_tokens, num_q_heads, num_splits, HEAD_DIM + 4] fp32: an unnormalised sum, its maximum and its weight, two values unused.
     """
+    # Values of SPEC that go on as arguments need a name of their own: Triton 3.6 takes no bare strings.
+    KV_FORMAT: tl.constexpr = SPEC.kv_format
+    CONVERT: tl.constexpr = SPEC.convert
+    PARTS: tl.constexpr = 2 if KV_FORMAT == "int4" else 1
+    WIDTH: tl.constexpr = HEAD_DIM // PARTS
+    WIDTH_PAD: tl.constexpr = HEAD_DIM_PAD // PARTS
     req = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(2).to(tl.int64)
     split = tl.program_id(1) // ROW_TILES
@@ -102,59 +170,116 @@ def verify_partial_kernel(
     mask_q = q_idx < q_len
     token = token0 + q_idx
     head = kv_head * GROUP + row % GROUP
-    q = _load_rows(q_ptr + token * stride_q_token + head * stride_q_head, mask_q, HEAD_DIM, HEAD_DIM_PAD)
+    q_ptrs = q_ptr + token * stride_q_token + head * stride_q_head
+    q_first = _load_rows(q_ptrs, mask_q, WIDTH, WIDTH_PAD)
+    q = (q_first, _load_rows(q_ptrs + WIDTH, mask_q, WIDTH, WIDTH_PAD)) if PARTS == 2 else (q_first,)
 
-    q_pos = seq_len - q_len + q_idx
-    last_idx = tl.minimum((row0 + BLOCK_M - 1) // GROUP, q_len - 1)
-    kv_end = tl.maximum(seq_len - q_len + last_idx + 1, 0)
-    full_end = tl.maximum(seq_len - q_len + row0 // GROUP + 1, 0)
-    if TILES_PER_PAGE == 0:
-        num_tiles = tl.cdiv(kv_end, TILE)
-        num_full = full_end // TILE
+    draft_start = seq_len - q_len
+    q_pos = draft_start + q_idx
+    first_pos = draft_start + row0 // GROUP
+    last_pos = draft_start + tl.minimum((row0 + BLOCK_M - 1) // GROUP, q_len - 1)
+    if SPEC.tree_words:
+        kv_end = seq_len
+        full_end = tl.maximum(draft_start, 0)
+    elif SPEC.causal:
+        kv_end = tl.maximum(last_pos + 1, 0)
+        full_end = tl.maximum(first_pos + 1, 0)
     else:
-        num_tiles = kv_end // PAGE_SIZE * TILES_PER_PAGE + tl.cdiv(kv_end % PAGE_SIZE, TILE)
-        num_full = full_end // PAGE_SIZE * TILES_PER_PAGE + full_end % PAGE_SIZE // TILE
-    tiles_per_split = tl.cdiv(num_tiles, num_splits)
-    tile_begin = tl.minimum(split * tiles_per_split, num_tiles)
-    tile_end = tl.minimum(tile_begin + tiles_per_split, num_tiles)
-    edge_begin = tl.minimum(tl.maximum(num_full, tile_begin), tile_end)
+        kv_end = seq_len
+        full_end = seq_len
+    begin, full_begin, full_end, end, sink_tiles, gap = tile_bounds(
+        kv_end, full_end, first_pos, last_pos, split, num_splits, PAGE_SIZE, TILE, TILES_PER_PAGE, SPEC
+    )
 
     table_row_ptr = block_table_ptr + req * stride_table_req
     k_head_ptr = k_ptr + kv_head * stride_k_head
     v_head_ptr = v_ptr + kv_head * stride_v_head
+    scale_log2 = scale_log2 * decode_unit(KV_FORMAT, CONVERT)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_DIM_PAD], tl.float32)
-    for tile in tl.range(tile_begin, edge_begin):
-        page_idx, slot, pos, mask_key, mask_row = _tile_positions(
-            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
-        )
-        k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
-        v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
-        m, l, acc = _attend(q, k, v, mask_key[None, :], mask_key, mask_row, m, l, acc, scale_log2, False)
-    for tile in tl.range(edge_begin, tile_end, num_stages=1):
-        page_idx, slot, pos, mask_key, mask_row = _tile_positions(
-            tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
-        )
-        k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
-        v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, HEAD_DIM, HEAD_DIM_PAD)
-        visible = mask_key[None, :] & (pos[None, :] <= q_pos[:, None])
-        m, l, acc = _attend(q, k, v, visible, mask_key, mask_row, m, l, acc, scale_log2, True)
+    if sinks_ptr is not None:
+        # A sink is a weight without a value: where the first split starts.
+        m = tl.where((split == 0) & mask_q, tl.load(sinks_ptr + head, mask=mask_q, other=0.0) * LOG2_E, m)
+        l = tl.where(m == float("-inf"), 0.0, 1.0)
+    acc_zero = tl.zeros([BLOCK_M, WIDTH_PAD], tl.float32)
+    acc = (acc_zero, acc_zero) if PARTS == 2 else (acc_zero,)
+    if SPEC.scales == "token_head":
+        k_scale_head_ptr = k_scale_ptr + kv_head * stride_k_scale_head
+        v_scale_head_ptr = v_scale_ptr + kv_head * stride_v_scale_head
+    elif k_scale_ptr is not None:
+        scale_log2 = scale_log2 * tl.load(k_scale_ptr + kv_head * stride_k_scale_head)
+    tree_row_ptr = tree_ptr
+    if SPEC.tree_words:
+        tree_row_ptr = tree_ptr + token * stride_tree_token
+    if SPEC.alibi:
+        slope = tl.load(alibi_ptr + head, mask=mask_q, other=0.0) * LOG2_E
 
-    offs_d = tl.arange(0, HEAD_DIM_PAD)
+    bounds = (begin, full_begin, full_end, end)
+    for PHASE in tl.static_range(0 if SPEC.window or SPEC.chunk else 1, 3):
+        # The middle phase holds the tiles that every row sees whole.
+        for visit in tl.range(bounds[PHASE], bounds[PHASE + 1], num_stages=None if PHASE == 1 else 1):
+            tile = visit
+            if SPEC.sink_tokens:
+                tile += tl.where(visit < sink_tiles, 0, gap)
+            elif SPEC.window or SPEC.chunk:
+                tile += gap
+            page_idx, slot, pos, mask_key, mask_row = _tile_positions(
+                tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
+            )
+            k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, WIDTH, WIDTH_PAD)
+            v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, WIDTH, WIDTH_PAD)
+            k_scale, v_scale, bad_scale, bias = None, None, None, None
+            if SPEC.scales == "token_head":
+                k_scale_ptrs = page_slot_ptrs(k_scale_head_ptr, page_idx, slot, stride_k_scale_page, stride_k_scale_slot)
+                v_scale_ptrs = page_slot_ptrs(v_scale_head_ptr, page_idx, slot, stride_v_scale_page, stride_v_scale_slot)
+                k_scale = tl.load(k_scale_ptrs, mask=mask_row, other=1.0)
+                v_scale = tl.load(v_scale_ptrs, mask=mask_row, other=1.0)
+            if SPEC.alibi:
+                bias = slope[:, None] * (pos[None, :] - q_pos[:, None]).to(tl.float32)
+            visible = mask_key[None, :]
+            if PHASE != 1:
+                visible = visible_keys(pos, mask_key, q_pos, mask_q, tree_row_ptr, draft_start, SPEC)
+            k_parts = _values(k, k_scale, SPEC, q[0].dtype)
+            v_parts = _values(v, v_scale, SPEC, q[0].dtype)
+            if SPEC.scales == "token_head":
+                bad_scale = v_scale != v_scale
+                v_scale = tl.where(v_scale > MIN_SCALE, v_scale, tl.where(bad_scale, 1.0, MIN_SCALE))
+            s = _scores(q, k_parts, k_scale, v_scale, bias, scale_log2, SPEC)
+            m, l, acc = _attend(s, v_parts, v_scale, bad_scale, visible, mask_key, mask_row, m, l, acc, PHASE != 1, SPEC)
+
+    offs_d = tl.arange(0, WIDTH_PAD)
     # bigpool: assume split * stride_dest_split < 2**31, Workspace refuses splits of a token and head that span more
     dest_ptrs = dest_ptr + token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
-    mask_dest = mask_q[:, None] & (offs_d < HEAD_DIM)[None, :]
+    mask_dest = mask_q[:, None] & (offs_d < WIDTH)[None, :]
+    v_factor = decode_unit(KV_FORMAT, CONVERT)
+    if SPEC.scales != "token_head" and v_scale_ptr is not None:
+        v_factor = v_factor * tl.load(v_scale_ptr + kv_head * stride_v_scale_head)
     if num_splits == 1:
         # A row that sees no key has m -inf, l 0 and acc 0: it gives 0 and lse -inf.
         l = tl.where(l == 0.0, 1.0, l)
-        out = acc / l[:, None]
-        tl.store(dest_ptrs[:, None] + offs_d[None, :], out.to(dest_ptr.dtype.element_ty), mask=mask_dest)
         tl.store(lse_ptr + token * stride_lse_token + head, (m + tl.log2(l)) * LN2, mask=mask_q)
     else:
-        tl.store(dest_ptrs[:, None] + offs_d[None, :], acc.to(dest_ptr.dtype.element_ty), mask=mask_dest & (l != 0.0)[:, None])
         tl.store(dest_ptrs + HEAD_DIM, m.to(dest_ptr.dtype.element_ty), mask=mask_q)
         tl.store(dest_ptrs + HEAD_DIM + 1, l.to(dest_ptr.dtype.element_ty), mask=mask_q)
+    for PART in tl.static_range(PARTS):
+        sums = acc[PART]
+        if SPEC.kv_format != "plain":
+            sums = sums * v_factor
+        part_ptrs = dest_ptrs[:, None] + (PART * WIDTH + offs_d)[None, :]
+        if num_splits == 1:
+            store_out(part_ptrs, sums / l[:, None], out_scale_ptr, mask_dest, SPEC)
+        else:
+            tl.store(part_ptrs, sums.to(dest_ptr.dtype.element_ty), mask=mask_dest & (l != 0.0)[:, None])
+
+
+@triton.jit
+def store_out(ptrs, out, out_scale_ptr, mask, SPEC: tl.constexpr):
+    """Outputs in the dtype of `ptrs`, or as fp8 codes of multiples of the output's scale."""
+    FP8: tl.constexpr = SPEC.out_format
+    if FP8 != "":
+        tl.store(ptrs, encode_fp8(out / tl.load(out_scale_ptr), FP8), mask=mask)
+    else:
+        tl.store(ptrs, out.to(ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -162,8 +287,12 @@ def verify_merge_kernel(
     part_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, num_splits,
     stride_part_token, stride_part_head, stride_part_split, stride_out_token, stride_out_head, stride_lse_token,
     HEAD_DIM: tl.constexpr, HEAD_DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLIT_TILE: tl.constexpr,
+    SPEC: tl.constexpr, out_scale_ptr=None,
 ):  # fmt: skip
-    """Grid (num_reqs, max_seqlen_q, num_q_heads): the weighted sum of the splits of one query token and head."""
+    """Grid (num_reqs, max_seqlen_q, num_q_heads): the weighted sum of the splits of one query token and head.
+
+    Splits are taken in order, SPLIT_TILE at a time, so that splits without keys at the end change no bit.
+    """
     q_start = tl.load(cu_seqlens_q_ptr + tl.program_id(0))
     q_len = tl.load(cu_seqlens_q_ptr + tl.program_id(0) + 1) - q_start
     if tl.program_id(1) >= q_len:
@@ -172,15 +301,17 @@ def verify_merge_kernel(
     head = tl.program_id(2).to(tl.int64)
 
     row_ptr = part_ptr + token * stride_part_token + head * stride_part_head
-    offs_s = tl.arange(0, SPLITS_PAD)
-    m_splits = tl.load(row_ptr + offs_s * stride_part_split + HEAD_DIM, mask=offs_s < num_splits, other=float("-inf"))
-    l_splits = tl.load(row_ptr + offs_s * stride_part_split + HEAD_DIM + 1, mask=offs_s < num_splits, other=0.0)
-    m = tl.max(m_splits, 0)
+    m = tl.full([], float("-inf"), tl.float32)
+    for first in tl.range(0, num_splits, SPLITS_PAD):
+        split = first + tl.arange(0, SPLITS_PAD)
+        # bigpool: assume split * stride_part_split < 2**31, Workspace refuses splits of a token and head that span more
+        m_splits = tl.load(row_ptr + split * stride_part_split + HEAD_DIM, mask=split < num_splits, other=float("-inf"))
+        m = tl.maximum(m, tl.max(m_splits, 0))
     shift = tl.where(m == float("-inf"), 0.0, m)
-    l = tl.sum(l_splits * tl.exp2(m_splits - shift), 0)
 
     offs_d = tl.arange(0, HEAD_DIM_PAD)
     mask_d = offs_d < HEAD_DIM
+    l = tl.zeros([], tl.float32)
     acc = tl.zeros([HEAD_DIM_PAD], tl.float32)
     for first in tl.range(0, num_splits, SPLIT_TILE):
         split = first + tl.arange(0, SPLIT_TILE)
@@ -191,8 +322,8 @@ def verify_merge_kernel(
         # A split without keys wrote no sum: what its row holds must not be read.
         weight = tl.where(l_split == 0.0, 0.0, tl.exp2(m_split - shift))
         part = tl.load(split_ptrs[:, None] + offs_d[None, :], mask=(l_split != 0.0)[:, None] & mask_d[None, :], other=0.0)
+        l += tl.sum(l_split * weight, 0)
         acc += tl.sum(part * weight[:, None], 0)
     l = tl.where(l == 0.0, 1.0, l)
-    out = acc / l
-    tl.store(out_ptr + token * stride_out_token + head * stride_out_head + offs_d, out.to(out_ptr.dtype.element_ty), mask=mask_d)
+    store_out(out_ptr + token * stride_out_token + head * stride_out_head + offs_d, acc / l, out_scale_ptr, mask_d, SPEC)
     tl.store(lse_ptr + token * stride_lse_token + head, (m + tl.log2(l)) * LN2)

@@ -16,14 +16,17 @@ from ..finding import Confidence, Finding, Label, Severity, Span, Wall
 from ..growth import OFFSET_SCALE
 from ..judge import Candidate
 from ..run import Options, Report
+from .cache import cached_ttir
 from .capture import Argument, Launch
-from .compile import argument_names, ttir
+from .compile import argument_names
 from .exact import candidates
 from .lift import Lift
 from .ttir import Module
 from .values import Given
 
 MAX_NAMED = 4
+# Pointers to index tensors that another caller may pass in 32 bits.
+WIDE = {"*i64": "*i32", "*ki64": "*ki32"}
 
 
 def audit_launches(launches: list[Launch], options: Options) -> Report:
@@ -33,8 +36,14 @@ def audit_launches(launches: list[Launch], options: Options) -> Report:
         ArgumentError: an assumption that cannot be read.
     """
     job = _Audit(options)
-    for launch, text in zip(launches, _texts(launches), strict=True):
-        job.add(launch, text)
+    narrow = [_narrow_variant(launch) if options.variants else None for launch in launches]
+    elsewhere = _elsewhere([*launches, *(variant for variant in narrow if variant is not None)], options.cache)
+    for done, (launch, variant) in enumerate(zip(launches, narrow, strict=True), 1):
+        job.add(launch, _text(launch, elsewhere, options.cache))
+        if variant is not None:
+            job.variant(launch, variant, _text(variant, elsewhere, options.cache))
+        if options.progress is not None:
+            options.progress(done, len(launches))
     return job.finish()
 
 
@@ -45,25 +54,41 @@ def audit_ttir(text: str, given: Given, options: Options | None = None, name: st
     return job.finish()
 
 
-def _texts(launches: list[Launch]) -> list[str | Exception]:
-    """TTIR of each launch. What the interpreter launched is compiled in a process without it."""
-    texts: list[str | Exception] = []
-    interpreted = [launch for launch in launches if launch.specialisation is not None and hasattr(launch.function, "rewriter")]
-    if interpreted:
-        from .worker import compile_elsewhere
+def _elsewhere(launches: list[Launch], cache: Path | None) -> dict[int, str | Exception]:
+    """TTIR of what the interpreter launched, by launch: it is compiled in a process without the interpreter."""
+    interpreted = [launch for launch in launches if launch.specialisation is not None and _interpreted(launch)]
+    if not interpreted:
+        return {}
+    from .worker import compile_elsewhere
 
-        elsewhere = dict(zip(map(id, interpreted), compile_elsewhere(interpreted), strict=True))
-    for launch in launches:
-        if launch.specialisation is None:
-            texts.append(RuntimeError(launch.failed))
-        elif hasattr(launch.function, "rewriter"):
-            texts.append(elsewhere[id(launch)])
-        else:
-            try:
-                texts.append(ttir(launch.function, launch.specialisation))
-            except Exception as error:  # a compiler error has no common class over the versions
-                texts.append(error)
-    return texts
+    return dict(zip(map(id, interpreted), compile_elsewhere(interpreted, cache), strict=True))
+
+
+def _interpreted(launch: Launch) -> bool:
+    return hasattr(launch.function, "rewriter")
+
+
+def _text(launch: Launch, elsewhere: dict[int, str | Exception], cache: Path | None) -> str | Exception:
+    """TTIR of a launch, or why there is none."""
+    if launch.specialisation is None:
+        return RuntimeError(launch.failed)
+    if id(launch) in elsewhere:
+        return elsewhere[id(launch)]
+    try:
+        return cached_ttir(launch.function, launch.specialisation, cache)
+    except Exception as error:  # a compiler error has no common class over the versions
+        return error
+
+
+def _narrow_variant(launch: Launch) -> Launch | None:
+    """The launch with int32 where index tensors of int64 were passed; None if there are none."""
+    chosen = launch.specialisation
+    if chosen is None:
+        return None
+    narrowed = {name: WIDE[kind] for name, kind in chosen.signature.items() if isinstance(kind, str) and kind in WIDE}
+    if not narrowed:
+        return None
+    return replace(launch, specialisation=replace(chosen, signature={**chosen.signature, **narrowed}))
 
 
 class _Audit:
@@ -71,7 +96,7 @@ class _Audit:
         self.options = options
         self.values = assume.at(options.at)
         self.stated = [*options.bounds, *assume.read(options.assumptions, self.values)]
-        self.report = Report(launched=True)
+        self.report = Report(launched=True, fail_on=options.fail_on)
         self.best: dict[tuple[Span, str], Finding] = {}
         self.steering: dict[str, comments.Steering] = {}
         self.audited: set[tuple[str, int]] = set()
@@ -82,6 +107,22 @@ class _Audit:
             self.report.skipped_kernels.append((where, _short(text)))
             return
         self.guarded(text, given_of(launch), where, launch)
+
+    def variant(self, launch: Launch, narrow: Launch, text: str | Exception) -> None:
+        """Notes of what breaks if index tensors hold int32. What it cannot compile is no fault of the launch."""
+        if isinstance(text, Exception):
+            return
+        assert launch.specialisation is not None
+        assert narrow.specialisation is not None
+        before, after = launch.specialisation.signature, narrow.specialisation.signature
+        changed = [name for name, kind in after.items() if kind != before[name]]
+        other = _Audit(replace(self.options, variants=False))
+        other.guarded(text, given_of(narrow), _where(launch), narrow)
+        for finding in other.finish().faults:
+            if finding.rule != "BP190":
+                finding.severity = Severity.NOTE
+                finding.notes.append(f"only where a caller passes int32: today {', '.join(changed)} holds int64")
+                self._offer(finding)
 
     def guarded(self, text: str, given: Given, where: str, launch: Launch | None) -> None:
         """One kernel that defeats the reader must not end the audit of the others."""

@@ -46,6 +46,10 @@ class Hooks:
             *((module, "compile", self.on_compile) for module in modules),
         ]
 
+        if "__getitem__" in InterpretedFunction.__dict__:
+            # Before 3.6 the interpreter's functions launch without `run`.
+            self.patches.append((InterpretedFunction, "__getitem__", self._method(self.on_subscript)))
+
     @staticmethod
     def _method(hook: Callable[..., Any]) -> Callable[..., Any]:
         """A plain function, so that it binds to the object that it is called on."""
@@ -86,6 +90,9 @@ class Hooks:
             return None
         run = partial(self.run_interpreted, function) if self.run_interpreted is not None else function.__dict__["run"]
         return run(*args, grid=grid, warmup=warmup, **kwargs)
+
+    def on_subscript(self, function: Any, grid: Any) -> Any:
+        return partial(self.on_interpreted, function, grid=grid, warmup=False)
 
     def on_tuned(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Without a GPU nothing can be timed: every config is recorded, and the first one executed if anything is."""

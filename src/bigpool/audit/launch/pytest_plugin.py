@@ -25,6 +25,12 @@ def pytest_addoption(parser: Any) -> None:
         metavar="BOUND",
         help="such as 'page < 2**20', or a TOML file; repeatable",
     )
+    group.addoption(
+        "--bigpool-audit-fail-on",
+        choices=("low", "medium", "high", "never"),
+        default="low",
+        help="the least confidence of a finding that fails the session",
+    )
 
 
 def pytest_configure(config: Any) -> None:
@@ -46,14 +52,15 @@ def _session(config: Any) -> Session:
     if find_spec("triton") is None:
         remedy = "pip install 'bigpool[kernels]', or 'bigpool[cpu]' without a GPU"
         raise pytest.UsageError(f"--bigpool-audit: expected triton to be installed, got no such module; {remedy}")
-    return Session(tuple(bounds))
+    return Session(tuple(bounds), config.getoption("--bigpool-audit-fail-on"))
 
 
 class Session:
     """Captures from the first test to the last."""
 
-    def __init__(self, bounds: tuple[Assumption, ...]) -> None:
+    def __init__(self, bounds: tuple[Assumption, ...], fail_on: str) -> None:
         self.bounds = bounds
+        self.fail_on = fail_on
         self.stack = ExitStack()
         self.found: Capture | None = None
         self.lines: list[str] = []
@@ -64,13 +71,15 @@ class Session:
         self.found = self.stack.enter_context(capture())
 
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
+        from ..finding import FAIL_ON
         from ..report import FORMATS
         from ..run import Options
+        from .cache import default_folder
 
         self.stack.close()
         if self.found is None or not self.found.launches:
             return
-        report = self.found.report(Options(bounds=self.bounds))
+        report = self.found.report(Options(bounds=self.bounds, fail_on=FAIL_ON[self.fail_on], cache=default_folder()))
         self.lines = list(FORMATS["full"](report, False))
         if report.status and exitstatus == 0:
             session.exitstatus = 1

@@ -9,14 +9,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ArgumentError
 from .. import assume, baseline
+from ..finding import FAIL_ON
 from ..judge import DEFAULT_MAX_MEMORY
 from ..report import FORMATS
 from ..run import Options
+from .cache import default_folder
 from .capture import Capture, capture
 
 STOPPED = 2
@@ -88,7 +90,7 @@ def audit_script(job: Job, options: Options) -> int:
             raise
         remedy = "pip install 'bigpool[kernels]', or 'bigpool[cpu]' without a GPU"
         raise _error(f"expected triton to be installed, got no such module; {remedy}") from missing
-    report = found.report(options)
+    report = found.report(replace(options, variants=job.notes, cache=default_folder()))
     for line in FORMATS[job.style](report, job.notes):
         print(line)
     if failed:
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-memory", default=str(DEFAULT_MAX_MEMORY), metavar="SIZE", help="the largest tensor that can exist")
     add("--baseline", type=Path, metavar="FILE", help="report only what FILE does not know")
     add("--write-baseline", type=Path, metavar="FILE", help="write a baseline of today's findings")
+    add("--fail-on", choices=sorted(FAIL_ON), default="low", help="the least confidence that makes exit status 1")
     add("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script and its arguments")
     return parser
 
@@ -136,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         known = baseline.read(chosen.baseline) if chosen.baseline is not None else frozenset()
         memory = assume.memory(chosen.max_memory)
-        status = audit_script(job, Options(tuple(chosen.assume), tuple(chosen.at), max_memory=memory, baseline=known))
+        bounds, values, fail_on = tuple(chosen.assume), tuple(chosen.at), FAIL_ON[chosen.fail_on]
+        status = audit_script(job, Options(bounds, values, max_memory=memory, baseline=known, fail_on=fail_on))
         sys.stdout.flush()
     except ArgumentError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,15 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .cache import cached_ttir
 from .capture import Launch
-from .compile import Specialisation, ttir
+from .compile import Specialisation
 
 TIMEOUT = 600
 
 
-def compile_elsewhere(launches: list[Launch]) -> list[str | Exception]:
-    """TTIR of each launch, or why there is none."""
-    jobs = [_packed(launch) for launch in launches]
+def compile_elsewhere(launches: list[Launch], cache: Path | None = None) -> list[str | Exception]:
+    """TTIR of each launch, or why there is none. `cache`: a folder for what was compiled."""
+    jobs = [{**_packed(launch), "cache": str(cache) if cache is not None else ""} for launch in launches]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     package = __name__.rpartition(".")[0] + ".worker"
@@ -105,7 +106,8 @@ def main() -> int:
             chosen = Specialisation(
                 specialisation.signature, constexprs, specialisation.attributes, specialisation.options, specialisation.target
             )
-            answers.append({"ttir": ttir(_function(job["module"], job["name"], job["file"]), chosen)})
+            cache = Path(job["cache"]) if job["cache"] else None
+            answers.append({"ttir": cached_ttir(_function(job["module"], job["name"], job["file"]), chosen, cache)})
         except Exception as error:  # a user's module or the compiler: whatever they raise
             answers.append({"error": f"{type(error).__name__}: {error}"[-2000:]})
     print(json.dumps(answers))

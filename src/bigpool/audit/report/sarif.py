@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import quote
 
 from ..finding import Finding, Label, Severity
 from ..rules import RULES
@@ -61,5 +62,5 @@ def _location(label: Label) -> dict[str, Any]:
     span = label.span
     region = {"startLine": span.line, "startColumn": span.col, "endLine": span.end_line, "endColumn": span.end_col}
     path = PurePath(span.file)
-    uri = path.as_uri() if path.is_absolute() else path.as_posix().replace(" ", "%20")
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..expr import MAX_COUNT, MAX_GRID, MAX_TILE, Node, Origin, Sink, Var, binary, const, extend, select, unary, variable
-from ..poly import strip
 from . import types
+from .conditions import bounded
 from .evaluate import cast, operate
 from .frame import Frame, constexpr
 from .values import Block, DType, Float, Opaque, Plain, Pointer, Tuple, Value, as_node, merge
@@ -49,7 +49,15 @@ def call(frame: Frame, name: str, arguments: Arguments) -> Value:
         return Float()
     if name in NOTHING:
         return Plain(None)
-    return Opaque(f"tl.{name}")
+    used(frame, arguments)
+    return Opaque(f"tl.{name}", 32)
+
+
+def used(frame: Frame, arguments: Arguments) -> None:
+    """A function that is not known may load from every pointer that it gets."""
+    for value in (*arguments.by_place, *arguments.by_name.values()):
+        if isinstance(value, Pointer) and value.decided:
+            frame.state.address("address", value, frame.span(arguments.node), types.item_bytes(value.dtype))
 
 
 def flag(frame: Frame, arguments: Arguments) -> Node:
@@ -148,8 +156,9 @@ def _buffer(frame: Frame, name: str, arguments: Arguments) -> Value:
     """AMD buffer operations: a scalar pointer and 32-bit offsets, which count bytes in the hardware."""
     frame.state.accesses += 1
     store = "store" in name or "atomic" in name
-    pointer = pointer_of(arguments.get(1 if name == "buffer_store" else 0, "ptr"))
-    offsets = as_node(arguments.get(2 if name == "buffer_store" else 1, "offsets") or Plain(None))
+    place = 1 if name in ("buffer_store", "buffer_load_to_shared") else 0
+    pointer = pointer_of(arguments.get(place, "ptr"))
+    offsets = as_node(arguments.get(place + 1, "offsets") or Plain(None))
     _mask(frame, arguments.by_name.get("mask"), arguments)
     if pointer is not None and offsets is not None:
         terms = (*(term.node for term in pointer.terms), offsets)
@@ -178,6 +187,21 @@ def _coordinates(frame: Frame, value: Value | None, arguments: Arguments) -> Non
 def _advance(frame: Frame, name: str, arguments: Arguments) -> Value:
     _coordinates(frame, arguments.get(1, "offsets"), arguments)
     return arguments.get(0, "base") or Block(None)
+
+
+def _shared(frame: Frame, name: str, arguments: Arguments) -> Value:
+    """A load from shared memory: what was copied there is not followed."""
+    frame.state.accesses += 1
+    return loaded("", DType(), frame.span(arguments.node))
+
+
+def _to_shared(frame: Frame, name: str, arguments: Arguments) -> Value:
+    frame.state.accesses += 1
+    _mask(frame, arguments.get(2, "mask"), arguments)
+    pointer = pointer_of(arguments.get(1, "pointer") or arguments.by_name.get("ptr"))
+    if pointer is not None:
+        frame.state.address("address", pointer, frame.span(arguments.node), types.item_bytes(pointer.dtype))
+    return Plain(None)
 
 
 def block_method(frame: Frame, block: Block, name: str, arguments: Arguments) -> Value:
@@ -236,29 +260,6 @@ def _where(frame: Frame, name: str, arguments: Arguments) -> Value:
         first = bounded(number, first, True)
         second = bounded(number, second, False)
     return select(number, first, second, frame.span(arguments.node))
-
-
-def bounded(condition: Node, value: Node, holds: bool) -> Node:
-    """`value` where a condition holds (or does not): `i < n` makes it `min(i, n - 1)`."""
-    if condition.op == "and" and holds:
-        for part in condition.args:
-            value = bounded(part, value, True)
-        return value
-    if condition.op == "or" and not holds:
-        for part in condition.args:
-            value = bounded(part, value, False)
-        return value
-    if condition.op != "cmp":
-        return value
-    left, right = condition.args
-    sign = condition.detail if holds else {"Lt": "GtE", "LtE": "Gt", "Gt": "LtE", "GtE": "Lt"}.get(condition.detail, "")
-    if strip(right) is strip(value):
-        left, right, sign = right, left, {"Lt": "Gt", "LtE": "GtE", "Gt": "Lt", "GtE": "LtE"}.get(sign, "")
-    if strip(left) is not strip(value) or sign not in ("Lt", "LtE") or value.op == "const" or strip(right) is strip(value):
-        return value
-    limit = binary("sub", strip(right), const(1)) if sign == "Lt" else strip(right)
-    # As wide as the value: the bound is a fact about it, not an operation of the kernel.
-    return Node("min", (value, limit), value.width, value.signed, value.span, name=value.name)
 
 
 def _reduce(frame: Frame, name: str, arguments: Arguments) -> Value:
@@ -362,6 +363,8 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(("randint", "randint4x", "philox", "umulhi", "clock", "inline_asm_elementwise"), _number),
     **dict.fromkeys(("logical_and", "logical_or"), _logical),
     **dict.fromkeys(("join", "interleave", "cat"), _join),
+    "load_shared_relaxed": _shared,
+    **dict.fromkeys(("global_load_to_shared", "async_copy_global_to_shared", "async_load_to_shared"), _to_shared),
     "arange": _arange,
     "advance": _advance,
     "cdiv": _cdiv,

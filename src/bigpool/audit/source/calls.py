@@ -54,7 +54,11 @@ def call(frame: Frame, node: ast.Call, depth: int) -> Value:
         return cast(frame, value, function, node) if value is not None else function
     if isinstance(function, Dotted):
         return _library(frame, function.name, arguments)
-    return Opaque(f"a call of {dotted(node.func) or 'a computed function'}")
+    if isinstance(function, Pointer) and isinstance(node.func, ast.Attribute):
+        owner, text = evaluate(frame, node.func.value, depth + 1), frame.module.kernels.get(node.func.attr)
+        if text is not None and text.args.args and text.args.args[0].arg == "self":
+            return _inline(frame, Function(frame.module, text), arguments.shifted(owner))
+    return _unread(frame, dotted(node.func) or "a computed function", arguments)
 
 
 def _library(frame: Frame, name: str, arguments: Arguments) -> Value:
@@ -67,7 +71,13 @@ def _library(frame: Frame, name: str, arguments: Arguments) -> Value:
     if root in TRITON or head.rpartition(".")[2] in MODULE_WORDS:
         return builtins.call(frame, last, arguments)
     handled = builtins.call(frame, last, arguments)
-    return handled if not isinstance(handled, Opaque) else Opaque(f"a call of {name.rpartition('|')[2]}")
+    return handled if not isinstance(handled, Opaque) else _unread(frame, name.rpartition("|")[2], arguments)
+
+
+def _unread(frame: Frame, name: str, arguments: Arguments) -> Value:
+    """A function whose text is not at hand: it gives any int32."""
+    builtins.used(frame, arguments)
+    return Opaque(f"a call of {name}", 32)
 
 
 def _python(frame: Frame, name: str, arguments: Arguments) -> Value:

@@ -8,9 +8,25 @@ from dataclasses import replace
 
 from ..expr import BY_TYPE, INT32_MAX, MAX_COUNT, Node, Origin, Var, binary, const, extend, select, unary, unknown, variable
 from . import types
+from .fields import field_of
 from .frame import Frame, constexpr
 from .modules import dotted
-from .values import Block, Bound, Dotted, DType, Float, Function, Opaque, Plain, Pointer, Term, Tuple, Value, as_node, merge
+from .values import (
+    Block,
+    Bound,
+    Dotted,
+    DType,
+    Float,
+    Function,
+    Opaque,
+    Plain,
+    Pointer,
+    Term,
+    Tuple,
+    Value,
+    as_node,
+    merge,
+)
 
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add",
@@ -114,7 +130,7 @@ def resolve(frame: Frame, name: str) -> Value:
     for _ in range(5):
         if name.split(".")[0] in TRITON:
             return types.named(name) or Dotted(name)
-        found = frame.state.library.find(name)
+        found = frame.state.library.find(name, frame.module.file)
         if found is None:
             return Dotted(HANDED_ON.get(name.rpartition(".")[2], name))
         module, attribute = found
@@ -299,6 +315,8 @@ def _attribute(frame: Frame, node: ast.Attribute, depth: int) -> Value:
         return Tuple(tuple(constexpr("shape") for _ in range(5)))
     if node.attr in ("T", "value", "handle"):
         return value
+    if isinstance(value, Pointer) and not value.decided and not value.terms and value.var is not None:
+        return field_of(frame, value, node)
     return Bound(value, node.attr)
 
 

@@ -43,6 +43,7 @@ class State:
     inlined: set[tuple[str, str]] = field(default_factory=set)
     constexprs: set[str] = field(default_factory=set)
     recorded: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    fields: dict[str, Value] = field(default_factory=dict)
 
     def step(self) -> None:
         self.steps += 1

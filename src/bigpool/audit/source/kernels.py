@@ -57,7 +57,9 @@ def _gates(module: Module, function: ast.FunctionDef) -> tuple[dict[str, list[as
             continue
         sides = [node.body, node.orelse]
         wide = [side for side in sides if side and any(map(_is_wide, side if isinstance(side, list) else [side]))]
-        if len(wide) == 1 and _only_widens(wide[0]) and (test.id in gates or len(gates) < MAX_GATES):
+        narrow = sides[wide[0] is node.body] if wide else None
+        only = len(wide) == 1 and _only_widens(wide[0]) and (not narrow or _only_widens(narrow))
+        if only and (test.id in gates or len(gates) < MAX_GATES):
             branch = wide[0]
             values.setdefault(test.id, (branch is node.body) == (test is node.test))
             gates.setdefault(test.id, []).extend(branch if isinstance(branch, list) else [branch])

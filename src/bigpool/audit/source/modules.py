@@ -250,8 +250,11 @@ class Library:
         stem = file.parent.name if file.name == "__init__.py" else file.stem
         self.by_tail.setdefault(stem, []).append(file.resolve())
 
-    def find(self, name: str) -> tuple[Module, str] | None:
-        """The module and the attribute that a dotted name `package.module.attribute` stands for."""
+    def find(self, name: str, near: Path | None = None) -> tuple[Module, str] | None:
+        """The module and the attribute that a dotted name `package.module.attribute` stands for.
+
+        `near`: the file that imports it. What it imports from its own package is read from the folder of that package.
+        """
         target, _, attribute = name.rpartition(".")
         if "|" in target or (not target and "|" in name):
             folder, _, inside = (target or name).partition("|")
@@ -263,6 +266,9 @@ class Library:
             path = file.with_suffix("")
             tail = path.parts[:-1] if path.name == "__init__" else path.parts
             if tail[-len(parts) :] == tuple(parts) and (module := self._read(file)) is not None:
+                return module, attribute
+        for around in near.resolve().parents if near is not None and len(parts) > 1 else ():
+            if around.name == parts[0] and (module := self._at(around.parent.joinpath(*parts))) is not None:
                 return module, attribute
         return None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..expr import INT32_MAX, Node, Origin, Sink, const, walk
 from . import types
-from .builtins import bounded
+from .conditions import bounded
 from .evaluate import BINARY, evaluate, gate, operate, resolve
 from .frame import Frame
 from .values import Block, Float, Function, Opaque, Plain, Pointer, Tuple, Value, argument, as_node, merge
@@ -97,10 +97,8 @@ def assign(frame: Frame, target: ast.expr, value: Value) -> None:
             if isinstance(part, ast.Starred):
                 assign(frame, part.value, Tuple(items[place:]))
             else:
-                reason = value.reason if isinstance(value, Opaque) else "part of what is no tuple"
-                assign(
-                    frame, part, items[place] if place < len(items) else Float() if isinstance(value, Float) else Opaque(reason)
-                )
+                rest = value if isinstance(value, (Opaque, Float)) else Opaque("part of what is no tuple")
+                assign(frame, part, items[place] if place < len(items) else rest)
 
 
 def name_value(value: Value, name: str) -> Value:
@@ -180,9 +178,18 @@ def _narrower(left: Value, right: Value) -> Value:
     """One of two values that no specialisation has both of: the narrower, where one is 32 bits wide and the other 64."""
     if isinstance(left, Tuple) and isinstance(right, Tuple) and len(left.items) == len(right.items):
         return Tuple(tuple(_narrower(a, b) for a, b in zip(left.items, right.items, strict=True)))
-    if isinstance(left, Node) and isinstance(right, Node) and 1 < min(left.width, right.width) < max(left.width, right.width):
-        return left if left.width < right.width else right
+    widths = _width(left), _width(right)
+    if 1 < min(widths) < max(widths):
+        return left if widths[0] < widths[1] else right
     return merge(left, right)
+
+
+def _width(value: Value) -> int:
+    """Bits of an integer, 0 of anything else."""
+    if isinstance(value, Pointer) and (value.decided or value.terms):
+        return 0
+    number = as_node(value) if isinstance(value, (Node, Pointer)) else None
+    return number.width if number is not None else 0
 
 
 def compiled(condition: Node) -> bool:

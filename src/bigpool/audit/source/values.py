@@ -36,9 +36,10 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What the auditor does not understand, and why."""
+    """What the auditor does not understand, and why. `width`: that of the integer it would be, 32 of a call that is not read."""
 
     reason: str
+    width: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def as_node(value: Value, span: Span | None = None) -> Node | None:
             total = binary("add", total, term.node, term.span)
         return total
     if isinstance(value, Opaque):
-        return unknown(value.reason, 64, span)
+        return unknown(value.reason, value.width, span)
     return None
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from bigpool import reference
-from bigpool.ops.verify import verify_attention
+from bigpool.ops.verify import _launch, verify_attention
 from bigpool.proof.case import Case, Oracle
 from bigpool.proof.context import Context
 from bigpool.workspace import Workspace
 
 DTYPES = ("bfloat16", "float16", "float32")
-NOT_FAR = ("lse, seq_lens and cu_seqlens_q of verify_attention beyond 2^31 elements: no case places them",)
+# Options that say where results go and how the work is cut up, not what they are.
+OF_THE_KERNEL = ("out", "workspace", "num_splits", "deterministic")
+NOT_FAR = ("seq_lens and cu_seqlens_q of verify_attention beyond 2^31 elements: no case places them",)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def run_calls(calls: Sequence[Call]) -> dict[str, torch.Tensor]:
         out, lse = verify_attention(
             *call.arguments(), max_seqlen_q=int(q_lens.max()), return_lse=True, backend="triton", **call.options
         )
-        outputs["out" + call.label] = out
+        # fp32 holds every fp8 value, and more of torch understands it.
+        outputs["out" + call.label] = out.float() if out.element_size() == 1 else out
         outputs["lse" + call.label] = lse
     return outputs
 
@@ -70,12 +73,15 @@ def oracle_of(calls: Sequence[Call]) -> Oracle:
     expected: dict[str, torch.Tensor] = {}
     baseline: dict[str, torch.Tensor] = {}
     for call in calls:
-        arguments, layout = call.arguments(), call.options.get("kv_layout", "NHD")
+        arguments = call.arguments()
+        options = {name: value for name, value in call.options.items() if name not in OF_THE_KERNEL}
         for results, twin in (
-            (expected, reference.verify_attention(*arguments, compute_dtype=torch.float64, kv_layout=layout)),
-            (baseline, reference.verify_attention_baseline(*arguments, kv_layout=layout)),
+            (expected, reference.verify_attention(*arguments, compute_dtype=torch.float64, **options)),
+            (baseline, reference.verify_attention_baseline(*arguments, **options)),
         ):
             results["out" + call.label], results["lse" + call.label] = twin
+        if baseline["out" + call.label].element_size() == 1:
+            baseline["out" + call.label] = baseline["out" + call.label].float()
     return Oracle(expected=expected, baseline=baseline)
 
 
@@ -127,11 +133,12 @@ class VerifyCase(Case):
         if self.planted:
             for batch, q, table in zip(self.batches, queries, tables, strict=True):
                 self._plant(batch, q, table, k)
-        k_cache, v_cache, table_of = self._caches(ctx, pages, k, v)
+        k_cache, v_cache, scales, table_of = self._caches(ctx, pages, k, v)
+        options = [{"kv_layout": self.kv_layout, **scales, **self._options(ctx, batch)} for batch in self.batches]
         return [
             Call(
                 ctx.tensor(q), k_cache, v_cache, self._with_garbage(ctx, table_of(table), batch),
-                ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens), {"kv_layout": self.kv_layout},
+                ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens), options[index],
                 f"[{index}]" if len(self.batches) > 1 else "",
             )
             for index, (batch, q, table) in enumerate(zip(self.batches, queries, tables, strict=True))
@@ -147,19 +154,26 @@ class VerifyCase(Case):
         shape = (pages, self.page_size, self.heads[1], self.head_dim)
         return ctx.randn(*shape), ctx.randn(*shape)
 
-    def _caches(self, ctx: Context, pages: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def _options(self, ctx: Context, batch: Batch) -> dict[str, Any]:
+        """What else a batch is called with."""
+        return {}
+
+    def _caches(
+        self, ctx: Context, pages: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], Any]:
+        """K and V as the kernel gets them, their scales, and what makes a table of logical page ids."""
         if self.kv_layout == "HND":
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         page_shape = tuple(k.shape[1:])
         if self.interleaved:
             pool = ctx.pool("kv", (2, *page_shape), pages=pages, num_pages=self.num_pages)
             pool.write(torch.stack((k, v), 1))
-            return pool.tensor[:, 0], pool.tensor[:, 1], pool.table
+            return pool.tensor[:, 0], pool.tensor[:, 1], {}, pool.table
         k_pool = ctx.pool("k", page_shape, pages=pages, num_pages=self.num_pages)
         v_pool = ctx.pool("v", page_shape, like=k_pool)
         k_pool.write(k)
         v_pool.write(v)
-        return k_pool.tensor, v_pool.tensor, k_pool.table
+        return k_pool.tensor, v_pool.tensor, {}, k_pool.table
 
     def _logical_table(self, ctx: Context, batch: Batch, pages: int) -> torch.Tensor:
         """Logical page ids [num_reqs, most pages]: shuffled, the first `shared_prefix` pages of every request the same."""
@@ -195,11 +209,11 @@ class VerifyCase(Case):
 
 
 class FarRows(Case):
-    """Query tokens, output tokens, scratch and block-table rows 2^31 elements apart."""
+    """Query tokens, output tokens, rows of lse, scratch and block-table rows 2^31 elements apart."""
 
     name = "verify-far-rows"
     op = "verify_attention"
-    describe = "4 requests whose q, out, scratch and table rows pass 2^31 elements"
+    describe = "4 requests whose q, out, lse, scratch and table rows pass 2^31 elements"
     dtypes = DTYPES
     not_exercised = NOT_FAR
     placements = ("bottom", "top")
@@ -213,15 +227,19 @@ class FarRows(Case):
         q.write(ctx.randn(batch.num_tokens, heads, head_dim))
         out = ctx.rows("out", (batch.num_tokens, heads, head_dim))
         part = ctx.rows("scratch", (batch.num_tokens, heads, splits, head_dim + 4), dtype=torch.float32)
+        lse = ctx.rows("lse", (batch.num_tokens, heads), dtype=torch.float32)
         table = ctx.rows("block_table", (4, 6), dtype=torch.int32, role="read")
         table.write(ctx.randint(0, 8, (4, 6), dtype=torch.int32))
-        options = {"out": out.tensor, "workspace": Workspace(part.tensor), "num_splits": splits}
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
-        return {"call": Call(q.tensor, k, v, table.tensor, *lengths, options), "out": out, "q": q, "table": table}
+        call = Call(q.tensor, k, v, table.tensor, *lengths, {})
+        return {"call": call, "out": out, "lse": lse, "part": part, "splits": splits}
 
     def run(self, ctx: Context, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        outputs = run_calls([inputs["call"]])
-        return {"out": inputs["out"].read(), "lse": outputs["lse"]}
+        """By the launcher, since the op makes its own lse."""
+        call, out, lse = inputs["call"], inputs["out"], inputs["lse"]
+        scale, launch = call.q.shape[-1] ** -0.5, cast(Any, _launch)
+        launch(*call.arguments(), out.tensor, lse.tensor, inputs["part"].tensor, 2, inputs["splits"], scale)
+        return {"out": out.read(), "lse": lse.read()}
 
     def oracle(self, ctx: Context, inputs: dict[str, Any]) -> Oracle:
         return oracle_of([inputs["call"]])

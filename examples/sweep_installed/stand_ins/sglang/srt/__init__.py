@@ -1,0 +1,1 @@
+"""What the kernels' modules ask of the rest of sglang."""

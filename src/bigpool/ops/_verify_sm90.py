@@ -1,0 +1,149 @@
+"""Verify attention on Hopper: when its own kernel takes a call, and the launch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import formats, reference
+from ..tuning import MAX_SEQ_LEN, PART_EXTRA, cdiv, pick_tiles_per_page
+from ..tuning_sm90 import TRITON_VERSIONS, Sm90Shape, plan_sm90, sm90_supports
+from ..workspace import carve
+
+if TYPE_CHECKING:
+    from ..tuning import DeviceProps, VerifySpec
+
+TMA_ALIGNMENT = 16
+
+
+@cache
+def has_gluon() -> bool:
+    """Whether the installed Triton is one that the kernel was run with."""
+    import triton
+
+    major, minor = (int(part) for part in triton.__version__.split(".")[:2])
+    return (major, minor) in TRITON_VERSIONS
+
+
+def takes(
+    props: DeviceProps, spec: VerifySpec, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, max_seqlen_q: int
+) -> bool:
+    """Whether the Hopper kernel has this call; caches are seen as NHD."""
+    rows = max_seqlen_q * (q.shape[1] // k_pages.shape[2])
+    supported = sm90_supports(
+        props, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=k_pages.shape[1]
+    )  # fmt: skip
+    return supported and has_gluon() and len(k_pages) > 0 and _fits_tma(k_pages) and _fits_tma(v_pages)
+
+
+def _fits_tma(pages: torch.Tensor) -> bool:
+    aligned = (pages.stride(axis) * pages.element_size() % TMA_ALIGNMENT == 0 for axis in range(3) if pages.shape[axis] > 1)
+    return pages.data_ptr() % TMA_ALIGNMENT == 0 and all(aligned)
+
+
+def launch(
+    props: DeviceProps,
+    spec: VerifySpec,
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scratch: torch.Tensor | None,
+    max_seqlen_q: int,
+    num_splits: int,
+    softmax_scale: float,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> None:
+    """Plans and launches a call that `takes`; 8-bit float caches come as their bytes."""
+    from ..kernels import merge_sm90, verify_sm90
+
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_pages, page_size, num_kv_heads, _ = k_pages.shape
+    group = num_q_heads // num_kv_heads
+    max_seq_len = min(block_table.shape[1] * page_size, MAX_SEQ_LEN)
+    room = None if scratch is None else _splits_that_fit(scratch, num_tokens * num_q_heads * (head_dim + PART_EXTRA))
+    plan = plan_sm90(
+        props, kv_format=spec.kv_format, head_dim=head_dim, rows=max_seqlen_q * group, num_reqs=len(block_table),
+        num_kv_heads=num_kv_heads, page_size=page_size, max_seq_len=max_seq_len, num_splits=num_splits or None,
+    )  # fmt: skip
+    splits = plan.num_splits if room is None or num_splits else max(min(plan.num_splits, room), 1)
+    dest, dest_strides = out, (*out.stride()[:2], 0)
+    if splits > 1:
+        shape = (num_tokens, num_q_heads, splits, head_dim + PART_EXTRA)
+        dest = torch.empty(shape, dtype=torch.float32, device=q.device) if scratch is None else carve(scratch, shape)
+        dest_strides = dest.stride()[:3]
+    if spec.kv_format == "int4":
+        q = rotate_queries(q)
+    k_scale = lse if k_scale is None else k_scale
+    v_scale = lse if v_scale is None else v_scale
+    verify_sm90.verify_partial_sm90_kernel[(len(block_table), splits * plan.row_tiles, num_kv_heads)](
+        q, _descriptor(k_pages, plan.tile), _descriptor(v_pages, plan.tile), k_scale, v_scale, dest, lse, block_table, seq_lens,
+        cu_seqlens_q, softmax_scale * reference.LOG2_E, block_table.shape[1] - 1, max_seq_len, num_pages, 0,
+        *q.stride()[:2], *_scale_strides(k_scale, spec), *_scale_strides(v_scale, spec), *dest_strides, lse.stride(0),
+        block_table.stride(0), CFG=_shape(spec, head_dim, group, page_size, plan.tile, plan.rows, plan.stages, plan.num_warps),
+        num_warps=plan.num_warps,
+    )  # fmt: skip
+    if splits > 1:
+        block_d = min(head_dim, 64)
+        merge_sm90.verify_merge_sm90_kernel[(len(block_table), max_seqlen_q * (head_dim // block_d), num_q_heads)](
+            dest, out, lse, cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
+            HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT_TILE=32 if splits <= 33 else 64, launch_pdl=True,
+        )  # fmt: skip
+
+
+@cache
+def _shape(
+    spec: VerifySpec, head_dim: int, group: int, page_size: int, tile: int, rows: int, stages: int, num_warps: int
+) -> Sm90Shape:
+    from ..kernels import _tiles_sm90
+
+    layouts = ()
+    if spec.kv_format != "plain":
+        layouts = (_tiles_sm90.k_layout(num_warps), _tiles_sm90.v_layout(num_warps, spec.kv_format == "int4"))
+    tiles = pick_tiles_per_page(page_size, tile)
+    return Sm90Shape(spec.kv_format, spec.scales, head_dim, group, page_size, tiles, tile, rows, 1, stages, *layouts)
+
+
+def _descriptor(pages: torch.Tensor, tile: int) -> Any:
+    """A TMA descriptor [page, kv head, part of a row, slot, column] whose box is a tile of one head."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    num_pages, page_size, num_kv_heads, cols = pages.shape
+    width = 128 // pages.element_size()
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * pages.element_size(), rank=5)
+    sizes = [num_pages, num_kv_heads, cols // width, page_size, width]
+    # The stride of an axis of one is never used, and need not be a multiple of 16 bytes.
+    page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
+    return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], [1, 1, cols // width, tile, width], layout)
+
+
+def _scale_strides(scale: torch.Tensor, spec: VerifySpec) -> tuple[int, int, int]:
+    if spec.scales == "token_head":
+        return scale.stride(0), scale.stride(1), scale.stride(2)
+    return 0, 0, scale.stride(0) if spec.scales == "head" and scale.numel() > 1 else 0
+
+
+def _splits_that_fit(scratch: torch.Tensor, floats: int) -> int:
+    return scratch.numel() // floats if scratch.dim() == 1 else scratch.shape[2]
+
+
+def rotate_queries(q: torch.Tensor) -> torch.Tensor:
+    """`formats.rotate` in one launch: q [num_tokens, num_q_heads, head_dim] on a CUDA device, rotated, fp32."""
+    from ..kernels import rotate
+
+    num_tokens, num_heads, head_dim = q.shape
+    block = formats.rotation_block(head_dim)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    rotate.rotate_rows_kernel[(num_tokens, head_dim // block, cdiv(num_heads, 4))](
+        q, out, num_heads, *q.stride()[:2], *out.stride()[:2],
+        HEAD_DIM=head_dim, BLOCK=block, STAGES=block.bit_length() - 1, HEADS=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,1 @@
+"""Find, confirm, fix, prove, price: from a script to one report."""

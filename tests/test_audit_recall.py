@@ -1,0 +1,171 @@
+"""Faults that the auditor once passed over in public code, and fixes that it once went on reporting; each as small as it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audit_texts import HEADER
+from bigpool.audit import Confidence, audit
+
+CASES = {
+    # A loop of tiles in steps of the row that the start is multiplied by: no outer axis.
+    "start_of_a_group": (
+        "def f(c_ptr, sizes, groups: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):\n"
+        "    end = 0\n"
+        "    for g in tl.range(groups):\n"
+        "        start = end\n"
+        "        size = tl.load(sizes + g)\n"
+        "        end = start + size\n"
+        "        rows = tl.program_id(0) % tl.cdiv(size, BM) * BM + tl.arange(0, BM)\n"
+        "        tl.store(c_ptr + (start + rows[:, None]) * N + tl.arange(0, BM), 0.0)\n",
+        "end = 0",
+        "end = tl.full((), 0, tl.int64)",
+        "(start + rows[:, None]) * N",
+    ),
+    # A branch that loads is no gate of a width: the other one is no wide side of it.
+    "branches_that_differ": (
+        "def f(k_ptr, cu_seqlens, T, H: tl.constexpr, K: tl.constexpr, VARLEN: tl.constexpr):\n"
+        "    if VARLEN:\n"
+        "        bos = tl.load(cu_seqlens + tl.program_id(1))\n"
+        "    else:\n"
+        "        bos = tl.program_id(1).to(tl.int64) * T\n"
+        "    tl.load(k_ptr + bos * H * K + tl.arange(0, K))\n",
+        "tl.load(cu_seqlens + tl.program_id(1))",
+        "tl.load(cu_seqlens + tl.program_id(1)).to(tl.int64)",
+        "bos * H * K",
+    ),
+    # A parameter that only one branch replaces keeps its width on the other.
+    "a_parameter_replaced_in_a_branch": (
+        "def f(g_ptr, cu_seqlens, T, D, VARLEN: tl.constexpr):\n"
+        "    n = tl.program_id(1)\n"
+        "    if VARLEN:\n"
+        "        bos, eos = tl.load(cu_seqlens + n).to(tl.int64), tl.load(cu_seqlens + n + 1).to(tl.int64)\n"
+        "        T = eos - bos\n"
+        "    else:\n"
+        "        bos = n * T\n"
+        "    tl.load(g_ptr + (bos + T - 1) * D)\n",
+        "n = tl.program_id(1)",
+        "n = tl.program_id(1).to(tl.int64)",
+        "(bos + T - 1) * D",
+    ),
+    # The outer axis is widened, so that its step bounds nothing; the loop variable goes as far.
+    "inside_a_wide_axis": (
+        "def f(h_ptr, NT, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr):\n"
+        "    h_ptr += tl.program_id(0).to(tl.int64) * NT * H * K * V\n"
+        "    for t in range(NT):\n"
+        "        tl.store(h_ptr + t * H * K * V + tl.arange(0, V), 0.0)\n",
+        "+ t * H * K * V",
+        "+ t.to(tl.int64) * H * K * V",
+        "t * H * K * V",
+    ),
+    # Strides that are constexprs, and lanes of heads beside them.
+    "constexpr_strides": (
+        "def f(cache_ptr, slots, size: tl.constexpr, stride_page: tl.constexpr, stride_head: tl.constexpr, BH: tl.constexpr):\n"
+        "    slot = tl.load(slots + tl.program_id(0))\n"
+        "    page = slot // size\n"
+        "    heads = tl.program_id(1) * BH + tl.arange(0, BH)\n"
+        "    tl.store(cache_ptr + (\n"
+        "        page * stride_page\n"
+        "        + heads.to(tl.int64) * stride_head\n"
+        "    ), 0.0)\n",
+        "tl.load(slots + tl.program_id(0))",
+        "tl.load(slots + tl.program_id(0)).to(tl.int64)",
+        "page * stride_page",
+    ),
+    # `x - (x // d) * d` is `x % d`: once the page is widened nothing is left.
+    "a_remainder_by_hand": (
+        "def f(cache_ptr, table, length, stride_page, stride_slot, PAGE: tl.constexpr, BN: tl.constexpr):\n"
+        "    for start in range(0, length, BN):\n"
+        "        tokens = start + tl.arange(0, BN)\n"
+        "        column = tokens // PAGE\n"
+        "        slot = tokens - column * PAGE\n"
+        "        page = tl.load(table + column)\n"
+        "        tl.load(cache_ptr + page * stride_page + slot * stride_slot)\n",
+        "tl.load(table + column)",
+        "tl.load(table + column).to(tl.int64)",
+        "page * stride_page",
+    ),
+    # A row of constexprs with tiles of another axis inside it.
+    "a_constexpr_row": (
+        "def f(x_ptr, K: tl.constexpr, SF: tl.constexpr, BLOCK: tl.constexpr):\n"
+        "    row = tl.program_id(0)\n"
+        "    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.load(x_ptr + row * K + cols * 16, mask=cols < SF)\n",
+        "row = tl.program_id(0)",
+        "row = tl.program_id(0).to(tl.int64)",
+        "row * K",
+    ),
+    # A part of a row is no number of tiles.
+    "half_a_row": (
+        "def f(out_ptr, ids, N, PART: tl.constexpr, BLOCK: tl.constexpr):\n"
+        "    row = tl.load(ids + tl.program_id(0))\n"
+        "    width = N // PART\n"
+        "    tl.store(out_ptr + row * width + tl.arange(0, BLOCK), 0.0)\n",
+        "row * width",
+        "row.to(tl.int64) * width",
+        "row * width",
+    ),
+    # Copies into shared memory load as well.
+    "a_copy_to_shared_memory": (
+        "def f(smem, cache_ptr, page, PAGE: tl.constexpr, H: tl.constexpr, D: tl.constexpr):\n"
+        "    tokens = page * PAGE + tl.arange(0, PAGE)\n"
+        "    async_copy.global_load_to_shared(smem, cache_ptr + tokens[:, None] * H * D + tl.arange(0, D))\n",
+        "page * PAGE",
+        "page.to(tl.int64) * PAGE",
+        "tokens[:, None] * H * D",
+    ),
+}
+
+
+def found(path: Path, text: str) -> list[str]:
+    """The operations that are reported."""
+    path.write_text(text)
+    report = audit([path])
+    assert report.skipped_kernels == []
+    lines = text.splitlines()
+    spans = [finding.primary.span for finding in report.faults]
+    return [lines[span.line - 1][span.col - 1 : span.end_col - 1] for span in spans]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_before_and_after_the_fix(tmp_path: Path, name: str) -> None:
+    body, old, new, operation = CASES[name]
+    head = HEADER + "from triton.experimental.gluon.language.amd.cdna4 import async_copy\n\n@triton.jit\n"
+    assert body.count(old) == 1
+    assert operation in found(tmp_path / "before.py", head + body)
+    assert found(tmp_path / "after.py", head + body.replace(old, new)) == []
+
+
+def test_a_helper_that_is_not_at_hand_gives_any_int32(tmp_path: Path) -> None:
+    head = HEADER + "from elsewhere import place\n@triton.jit\ndef f(x_ptr, stride):\n    m, n = place(tl.program_id(0))\n"
+    (tmp_path / "k.py").write_text(head + "    tl.store(x_ptr + m * stride, 1.0)\n")
+    report = audit([tmp_path / "k.py"])
+    (finding,) = report.faults
+    assert (finding.confidence, finding.primary.span.line) == (Confidence.LOW, 9)
+    assert "may not fit" in finding.message
+    assert [note.rule for note in report.notes] == ["BP191"], "and that it was not followed is said too"
+    assert found(tmp_path / "k.py", head + "    tl.store(x_ptr + m.to(tl.int64) * stride, 1.0)\n") == []
+
+
+def test_helpers_of_the_own_package_are_read_where_they_are(tmp_path: Path) -> None:
+    inside = tmp_path / "mine" / "kernels"
+    inside.mkdir(parents=True)
+    (tmp_path / "mine" / "grid.py").write_text(HEADER + "@triton.jit\ndef row():\n    return tl.program_id(0).to(tl.int64)\n")
+    text = HEADER + "from mine.grid import row\n@triton.jit\ndef f(x_ptr, stride):\n    tl.store(x_ptr + row() * stride, 1.0)\n"
+    assert found(inside / "k.py", text) == []
+    (tmp_path / "mine" / "grid.py").write_text(HEADER + "@triton.jit\ndef row():\n    return tl.program_id(0)\n")
+    assert found(inside / "k.py", text) == ["row() * stride"]
+
+
+def test_fields_of_an_argument_that_holds_several_values(tmp_path: Path) -> None:
+    text = HEADER + (
+        "class State:\n"
+        "    @triton.jit\n"
+        "    def load(self, page):\n"
+        "        return tl.load(self.cache_ptr + page * self.WIDTH + tl.load(self.table_ptr + page) * self.stride_page)\n"
+    )
+    assert found(tmp_path / "k.py", text) == ["tl.load(self.table_ptr + page) * self.stride_page"]
+    fixed = text.replace("+ page)", "+ page).to(tl.int64)")
+    assert found(tmp_path / "k.py", fixed) == []
