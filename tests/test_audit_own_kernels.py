@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bigpool
-from bigpool.audit import Options, audit
+from bigpool.audit import Finding, Options, audit
 from bigpool.cli import main
 from bigpool.proof.narrow import list_widenings, narrow
 
@@ -57,4 +57,9 @@ def test_a_missing_widening_is_found(name: str, place: int) -> None:
     path = KERNELS / name
     mutant = narrow(path.read_text("utf-8"), only=place)
     report = audit([KERNELS], Options(overlay={path.resolve(): mutant.encode()}))
-    assert report.faults
+    # Where only a sum of 2^31 rows is out of range, it is a note: no memory holds as many.
+    assert report.faults or {_place(note) for note in report.notes} - {_place(note) for note in audit([KERNELS]).notes}
+
+
+def _place(finding: Finding) -> tuple[str, str, int]:
+    return finding.rule, finding.primary.span.file, finding.primary.span.line

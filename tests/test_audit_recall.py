@@ -50,6 +50,17 @@ CASES = {
         "n = tl.program_id(1).to(tl.int64)",
         "(bos + T - 1) * D",
     ),
+    # So does a sum with a parameter of which it is not known yet that it is no pointer.
+    "a_sum_replaced_in_a_branch": (
+        "def f(x_ptr, chunks, stride, first, VARLEN: tl.constexpr):\n"
+        "    chunk = tl.program_id(2).to(tl.int64) + first\n"
+        "    if VARLEN:\n"
+        "        chunk = tl.load(chunks + 1)\n"
+        "    tl.store(x_ptr + (chunk - 1) * stride, 0.0)\n",
+        "tl.load(chunks + 1)",
+        "tl.load(chunks + 1).to(tl.int64)",
+        "(chunk - 1) * stride",
+    ),
     # The outer axis is widened, so that its step bounds nothing; the loop variable goes as far.
     "inside_a_wide_axis": (
         "def f(h_ptr, NT, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr):\n"
@@ -106,6 +117,17 @@ CASES = {
         "row * width",
         "row.to(tl.int64) * width",
         "row * width",
+    ),
+    # An address that was loaded is a pointer, whatever its element type is made of.
+    "a_loaded_address": (
+        "def f(ref_ptr, addresses, indices, stride_block, BLOCK: tl.constexpr):\n"
+        "    base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(ref_ptr.dtype.element_ty))\n"
+        "    state = tl.load(indices + tl.program_id(2))\n"
+        "    here = base + state * stride_block\n"
+        "    tl.store(here + tl.arange(0, BLOCK), 0.0)\n",
+        "tl.load(indices + tl.program_id(2))",
+        "tl.load(indices + tl.program_id(2)).to(tl.int64)",
+        "state * stride_block",
     ),
     # Copies into shared memory load as well.
     "a_copy_to_shared_memory": (
@@ -169,3 +191,39 @@ def test_fields_of_an_argument_that_holds_several_values(tmp_path: Path) -> None
     assert found(tmp_path / "k.py", text) == ["tl.load(self.table_ptr + page) * self.stride_page"]
     fixed = text.replace("+ page)", "+ page).to(tl.int64)")
     assert found(tmp_path / "k.py", fixed) == []
+
+
+GATED = """
+@triton.jit
+def f(x_ptr, stride, WIDE: tl.constexpr = False):
+    row = tl.program_id(0)
+    if WIDE:
+        row = row.to(tl.int64)
+    tl.store(x_ptr + row * stride, 1.0)
+
+def launch(x):
+    f[(x.shape[0],)](x, x.stride(0){})
+"""
+
+
+@pytest.mark.parametrize(
+    ("passed", "guarded"),
+    [
+        (", WIDE=x.numel() > 2**31", True),
+        (", x.numel() > 2**31", True),
+        (", WIDE=True", True),
+        (", **options", True),
+        (", *options", True),
+        (", WIDE=False", False),
+        (", False", False),
+        ("", False),
+    ],
+)
+def test_a_gate_that_no_launch_opens_guards_nothing(tmp_path: Path, passed: str, guarded: bool) -> None:
+    text = HEADER + GATED.format(passed)
+    assert found(tmp_path / "k.py", text) == ([] if guarded else ["row * stride"])
+    report = audit([tmp_path / "k.py"])
+    assert report.trusted == ({"f: WIDE"} if guarded else set())
+    note = "every launch in this file takes the narrow branch of WIDE by a constant"
+    assert [note in finding.notes for finding in report.faults] == ([] if guarded else [True])
+    assert found(tmp_path / "other.py", HEADER + GATED.partition("def launch")[0]) == [], "no launch in sight: trusted"

@@ -310,6 +310,14 @@ def test_a_cast_to_a_type_that_a_project_hands_on_is_a_cast(tmp_path: Path) -> N
 
 def test_a_kernel_of_which_nothing_was_recognised_is_skipped_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "k.py"
-    path.write_text("import triton\n\n@triton.jit\ndef f(x_ptr):\n    where.made(8).store(x_ptr)\n")
+    path.write_text("import triton\n\n@triton.jit\ndef f(x_ptr):\n    for made in where:\n        made[0](8).atomic_add(x_ptr)\n")
     report = audit([path])
     assert [why for _, why in report.skipped_kernels] == ["none of its loads and stores was recognised"]
+
+
+def test_a_store_to_what_is_not_known_is_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "k.py"
+    path.write_text("import triton\n\n@triton.jit\ndef f(x_ptr):\n    where.made(8).store(x_ptr)\n")
+    (note,) = audit([path]).notes
+    text = "address that the auditor cannot follow: a store of what comes from a call of made"
+    assert (note.rule, note.message) == ("BP191", text)

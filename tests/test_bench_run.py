@@ -359,7 +359,7 @@ def test_wrong_arguments(arguments: list[str], error: str, capsys: pytest.Captur
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "speed"]) == 2
-    wanted = "error: bigpool bench: COMMAND: expected one of compare, serving, verify, got 'speed'; see bigpool bench --help\n"
+    wanted = "error: bigpool bench: COMMAND: expected one of compare, prefill, serving, verify, got 'speed'; see bigpool bench --help\n"
     assert capsys.readouterr().err == wanted
 
 

@@ -17,7 +17,7 @@ MAX_LINES = 400
 # unit -> the units that it may import. A unit is a module or a package directly under bigpool.
 # `bigpool` is the package's own __init__, which only hands out names.
 BASE = {"errors", "layout"}
-PURE = BASE | {"tuning", "cost"}
+PURE = BASE | {"tuning", "tuning_sm90", "cost"}
 TENSORS = PURE | {"_check", "_device", "formats", "workspace", "reference"}
 CACHE = TENSORS | {"cache", "reference_cache", "reference_merge", "reference_prefill"}
 OPS = CACHE | {"kernels", "ops"}
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "layout": {"errors"},
     "tuning": BASE,
+    "tuning_sm90": BASE | {"tuning"},
     "cost": BASE | {"tuning"},
     "_check": BASE,
     "_device": PURE,
@@ -54,7 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # What a unit may import from outside, where that is limited: most of these load on any machine.
 OUTSIDE = {
-    **dict.fromkeys(("errors", "layout", "tuning", "cost", "audit", "series", "__main__"), sys.stdlib_module_names),
+    **dict.fromkeys(
+        ("errors", "layout", "tuning", "tuning_sm90", "cost", "audit", "series", "__main__"), sys.stdlib_module_names
+    ),
     "kernels": {"triton", "__future__"},
 }
 # Parts of a unit that may import more.
@@ -127,15 +130,15 @@ def violations(root: Path) -> list[str]:
 
 
 def not_kernels(root: Path) -> list[str]:
-    """Functions and classes under kernels/ that are not @triton.jit functions, autotuned ones included."""
+    """Functions and classes under kernels/ that are not @triton.jit or @gluon.jit functions, autotuned ones included."""
     found = []
     for path in python_files(root / "kernels"):
         for node in ast.parse(path.read_text("utf-8")).body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 continue
             marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
-            if isinstance(node, ast.ClassDef) or [ast.unparse(mark) for mark in marks] != ["triton.jit"]:
-                found.append(f"{path.relative_to(root)}:{node.lineno}: {node.name} is not just @triton.jit")
+            if isinstance(node, ast.ClassDef) or [ast.unparse(mark) for mark in marks] not in (["triton.jit"], ["gluon.jit"]):
+                found.append(f"{path.relative_to(root)}:{node.lineno}: {node.name} is not just @triton.jit or @gluon.jit")
     return found
 
 
@@ -235,9 +238,12 @@ def test_a_planted_import_is_found(tmp_path: Path, name: str, text: str, found: 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("def f(): pass\n", "kernels/verify.py:1: f is not just @triton.jit"),
-        ("class C: pass\n", "kernels/verify.py:1: C is not just @triton.jit"),
-        ("@triton.autotune([], [])\n@triton.jit\ndef f(): pass\n", "kernels/verify.py:3: f is not just @triton.jit"),
+        ("def f(): pass\n", "kernels/verify.py:1: f is not just @triton.jit or @gluon.jit"),
+        ("class C: pass\n", "kernels/verify.py:1: C is not just @triton.jit or @gluon.jit"),
+        (
+            "@triton.autotune([], [])\n@triton.jit\ndef f(): pass\n",
+            "kernels/verify.py:3: f is not just @triton.jit or @gluon.jit",
+        ),
     ],
 )
 def test_a_planted_policy_is_found(tmp_path: Path, text: str, found: str) -> None:

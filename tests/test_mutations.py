@@ -8,6 +8,7 @@ from bigpool.proof.runner import Options
 # Small cases that between them take every index of the kernels past 2^31.
 CASES = (
     *("verify-page-one", "verify-ragged", "verify-far-rows", "verify-far-heads"),
+    *("prefill-ragged", "prefill-far-rows", "prefill-far-heads", "prefill-far-context"),
     *("write-kv-plain", "write-kv-far-heads", "merge-far-tokens", "merge-far-heads"),
 )
 

@@ -186,9 +186,18 @@ def test_other_tiles_and_shares(tiles, monkeypatch):
         check(make([150, 40], [20, 9], heads=(6, 2), page_size=40, head_dim=32, qk=qk, window_size=50))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="these tiles are for the interpreter; a GPU has its own")
+@pytest.mark.parametrize("window_size", [None, 18])
+def test_every_place_of_a_chunk_in_a_tile(window_size, monkeypatch):
+    """Where tiles that every row sees whole begin and end, to the key."""
+    monkeypatch.setattr(_prefill_launch, "pick_prefill_config", lambda *a, **k: PrefillConfig(16, 16, 1, 1))
+    lengths = list(range(33, 50))
+    check(make(lengths, [20] * len(lengths), heads=(1, 1), head_dim=16, window_size=window_size))
+
+
 @pytest.mark.parametrize("qk", MODES)
 def test_what_is_not_seen_is_not_read(qk):
-    """NaN in the keys and values of later tokens, in other rows of the pages, and pages that are not in the pool."""
+    """NaN in the key or the value of a later token, and in all rows of the pages behind the last token."""
     call = make([100], [20], heads=(4, 2), device=DEVICE, qk=qk)
     clean, _ = run(call)
     page, slot = int(call["block_table"][0, 95 // 16]), 95 % 16
@@ -199,11 +208,21 @@ def test_what_is_not_seen_is_not_read(qk):
         assert torch.isfinite(out[:15]).all(), name
         assert out[15:].isnan().all(), name
         assert (out[:15] - clean[:15]).abs().max() < 0.02, name
+
+
+@pytest.mark.parametrize("qk", MODES)
+def test_a_page_outside_the_pool_spoils_the_rows_that_see_it_and_is_not_read(qk):
+    """The pages before and behind the pool hold numbers, which a read of them would show."""
+    call = make([100], [20], heads=(4, 2), device=DEVICE, qk=qk)
+    for name in ("k_cache", "v_cache"):
+        around = torch.ones(len(call[name]) + 2, *call[name].shape[1:], dtype=torch.float16, device=DEVICE)
+        around[1:-1] = call[name]
+        call[name] = around[1:-1]
     table = call["block_table"].clone()
     table[0, 5] = len(call["k_cache"])
     out, lse = run({**call, "block_table": table})
-    assert out[:].isnan().all()
-    assert lse[:].isnan().all()
+    assert out.isnan().all()
+    assert lse.isnan().all()
     table[0, 5], table[0, 6] = call["block_table"][0, 5], -1
     out, _ = run({**call, "block_table": table})
     assert torch.isfinite(out[:16]).all(), "page 6 begins at position 96, which is token 16"

@@ -12,6 +12,7 @@ from .expr import Program
 from .finding import Confidence, Finding, Label, Severity, Span
 from .judge import DEFAULT_MAX_MEMORY, Judge
 from .source.frame import Facts
+from .source.guards import unguarded
 from .source.kernels import programs
 from .source.modules import KERNELS, Library, Module, Unreadable, load, python_files
 
@@ -151,9 +152,10 @@ class _Audit:
             except RecursionError:
                 self._skip(module, program, "an expression nested too deeply to judge")
                 return
-        for finding in _both_worlds(worlds):
+        open_gates = {gate for gate in worlds[0][0].gates if unguarded(module, name, gate, worlds[0][0].wide.get(gate, True))}
+        for finding in _both_worlds(worlds, open_gates):
             self.found.append((module, name, finding))
-        if len(worlds) > 1 and len({len(findings) for _, findings in worlds}) > 1:
+        if not open_gates and len(worlds) > 1 and len({len(findings) for _, findings in worlds}) > 1:
             self.report.trusted |= {f"{name}: {gate}" for gate in worlds[0][0].gates}
 
     def _skip(self, module: Module, program: Program, reason: str) -> None:
@@ -228,8 +230,11 @@ class _Audit:
             )
 
 
-def _both_worlds(worlds: list[tuple[Program, list[Finding]]]) -> list[Finding]:
-    """Findings that hold whatever the gates are. What only a narrow branch has is left to the guard on the host."""
+def _both_worlds(worlds: list[tuple[Program, list[Finding]]], open_gates: set[str]) -> list[Finding]:
+    """Findings that hold whatever the gates are. What only a narrow branch has is left to the guard on the host.
+
+    `open_gates`: those that no launch in sight ever opens, so that nothing guards the narrow branch.
+    """
     if len(worlds) == 1:
         return worlds[0][1]
     wide = [findings for program, findings in worlds if _is_wide(program)]
@@ -240,8 +245,12 @@ def _both_worlds(worlds: list[tuple[Program, list[Finding]]]) -> list[Finding]:
         for finding in findings:
             if finding.primary.span not in kept:
                 kept.add(finding.primary.span)
-                finding.severity = Severity.NOTE
-                finding.notes.append("only in the narrow branch of a constexpr gate: trusted to be guarded on the host")
+                if open_gates:
+                    closed = ", ".join(sorted(open_gates))
+                    finding.notes.append(f"every launch in this file takes the narrow branch of {closed} by a constant")
+                else:
+                    finding.severity = Severity.NOTE
+                    finding.notes.append("only in the narrow branch of a constexpr gate: trusted to be guarded on the host")
                 notes.append(finding)
     return [*chosen, *notes]
 

@@ -8,8 +8,9 @@ is that number plus the code, and one subtraction of two halves takes it away ag
 import triton
 import triton.language as tl
 
-# Four bytes in $2 (zero points in $3, not of one key in every layout) to two pairs of halves. `prmt` 0x4140 puts bytes 0 and 1 under byte 0 of the second
-# operand, 0x4342 bytes 2 and 3. 0x64 over 8 bits is 1024 + them as fp16, 0x43 over 7 bits is 128 + them as bf16.
+# Four bytes in $2 (zero points in $3, not of one key in every layout) to two pairs of halves. `prmt` 0x4140 puts bytes 0 and 1
+# under byte 0 of the second operand, 0x4342 bytes 2 and 3. 0x64 over 8 bits is 1024 + them as fp16, 0x43 over 7 bits is
+# 128 + them as bf16.
 INT8_TO_FP16 = tl.constexpr("""{ .reg .b32 t, u, c; xor.b32 t, $2, 0x80808080; mov.b32 u, 0x64646464; mov.b32 c, 0x64806480;
 prmt.b32 $0, t, u, 0x4140; prmt.b32 $1, t, u, 0x4342; sub.f16x2 $0, $0, c; sub.f16x2 $1, $1, c; }""")
 # Two's complement: the lower 7 bits less the uppermost one, each as 128 + it.
@@ -26,7 +27,8 @@ INT4_LOW_TO_BF16 = tl.constexpr("""{ .reg .b32 t, u, a, b, y, z, n; and.b32 t, $
 mov.b32 n, 0xBF80BF80; prmt.b32 a, t, u, 0x4140; prmt.b32 b, t, u, 0x4342; prmt.b32 y, $3, u, 0x4140; prmt.b32 z, $3, u, 0x4342;
 fma.rn.bf16x2 $0, y, n, a; fma.rn.bf16x2 $1, z, n, b; }""")
 INT4_HIGH_TO_BF16 = tl.constexpr("""{ .reg .b32 t, u, a, b, y, z, n; shr.u32 t, $2, 4; and.b32 t, t, 0x0F0F0F0F;
-mov.b32 u, 0x43434343; mov.b32 n, 0xBF80BF80; prmt.b32 a, t, u, 0x4140; prmt.b32 b, t, u, 0x4342; prmt.b32 y, $3, u, 0x4140; prmt.b32 z, $3, u, 0x4342;
+mov.b32 u, 0x43434343; mov.b32 n, 0xBF80BF80; prmt.b32 a, t, u, 0x4140; prmt.b32 b, t, u, 0x4342;
+prmt.b32 y, $3, u, 0x4140; prmt.b32 z, $3, u, 0x4342;
 fma.rn.bf16x2 $0, y, n, a; fma.rn.bf16x2 $1, z, n, b; }""")
 # From sm_89 on.
 E4M3_TO_FP16 = tl.constexpr("""{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }""")

@@ -7,27 +7,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ._formats_sm90 import decode_k, decode_k_int4, decode_v, decode_v_int4
 
 
-def k_layout(warps):
-    """[16 * warps keys, 128 columns]: a thread holds 16 bytes twice of two keys."""
-    reg = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [8, 0]]
-    lane = [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]]
-    warp = [[16 << i, 0] for i in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(reg, lane, warp, [], [16 * warps, 128])
-
-
-def v_layout(warps, int4):
-    """[64 keys, columns]: a thread holds 4 bytes of pairs of keys. 4 warps cover 128 dims, 8 cover 256 (int4: both nibbles)."""
-    reg = [[0, 1], [0, 2], [1, 0], [8, 0], [16, 0], [32, 0]]
-    lane = [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]]
-    warp = [[0, 32], [0, 64]]
-    if warps == 4:
-        return gl.DistributedLinearLayout(reg, lane, warp, [], [64, 128])
-    if not int4:
-        return gl.DistributedLinearLayout(reg, lane, [*warp, [0, 128]], [], [64, 256])
-    reg, lane, warp = ([[*basis, 0] for basis in bases] for bases in (reg, lane, warp))
-    return gl.DistributedLinearLayout(reg, lane, [*warp, [0, 0, 1]], [], [64, 128, 2])
-
-
 @gluon.jit
 def _k_operand(x, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
     """Renames the columns of a decoded tile to the contraction index that each register already holds; moves nothing."""

@@ -105,7 +105,9 @@ def prefill_sum_keys_kernel(
     end_tile = tiles_before(seq_len, PAGE_SIZE, TILE, TILES_PER_PAGE)
     total = tl.zeros([HEAD_DIM_PAD], tl.float32)
     for tile in tl.range(first_tile + share, end_tile, tl.num_programs(1)):
-        page_idx, slot, first_pos, _, mask_row = _locate(tile, table_row_ptr, seq_len, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE)
+        page_idx, slot, first_pos, _mask_key, mask_row = _locate(
+            tile, table_row_ptr, seq_len, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
+        )
         mask_row = mask_row & (first_pos + offs_n >= low)
         k_ptrs = page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot)
         k = _load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD).to(tl.float32)

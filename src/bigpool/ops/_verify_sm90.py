@@ -102,13 +102,34 @@ def launch(
 def _shape(
     spec: VerifySpec, head_dim: int, group: int, page_size: int, tile: int, rows: int, stages: int, num_warps: int
 ) -> Sm90Shape:
-    from ..kernels import _tiles_sm90
-
-    layouts = ()
-    if spec.kv_format != "plain":
-        layouts = (_tiles_sm90.k_layout(num_warps), _tiles_sm90.v_layout(num_warps, spec.kv_format == "int4"))
+    is_int4 = spec.kv_format == "int4"
+    layouts = (None, None) if spec.kv_format == "plain" else (_k_layout(num_warps), _v_layout(num_warps, is_int4))
     tiles = pick_tiles_per_page(page_size, tile)
     return Sm90Shape(spec.kv_format, spec.scales, head_dim, group, page_size, tiles, tile, rows, 1, stages, *layouts)
+
+
+def _k_layout(warps: int) -> Any:
+    """How threads hold [16 * warps keys, 128 columns] of K: 16 bytes twice of two keys each."""
+    from triton.experimental.gluon.language import DistributedLinearLayout
+
+    registers = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [8, 0]]
+    lanes = [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]]
+    return DistributedLinearLayout(registers, lanes, [[16 << i, 0] for i in range(warps.bit_length() - 1)], [], [16 * warps, 128])
+
+
+def _v_layout(warps: int, is_int4: bool) -> Any:
+    """How threads hold 64 keys of V: 4 bytes of pairs of keys. 4 warps cover 128 columns; 8 cover 256, or 128 and their nibbles."""
+    from triton.experimental.gluon.language import DistributedLinearLayout
+
+    registers = [[0, 1], [0, 2], [1, 0], [8, 0], [16, 0], [32, 0]]
+    lanes = [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]]
+    by_warp = [[0, 32], [0, 64]]
+    if warps == 4:
+        return DistributedLinearLayout(registers, lanes, by_warp, [], [64, 128])
+    if not is_int4:
+        return DistributedLinearLayout(registers, lanes, [*by_warp, [0, 128]], [], [64, 256])
+    registers, lanes, by_warp = ([[*basis, 0] for basis in bases] for bases in (registers, lanes, by_warp))
+    return DistributedLinearLayout(registers, lanes, [*by_warp, [0, 0, 1]], [], [64, 128, 2])
 
 
 def _descriptor(pages: torch.Tensor, tile: int) -> Any:

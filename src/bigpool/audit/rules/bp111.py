@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 TEXT = """
 A constexpr chooses between a 32-bit and a 64-bit path, and the path that is meant to be wide still multiplies in 32
 bits, so the guard on the host guards nothing. (The narrow path of a gate that works is not reported: the host is
-expected to choose it for small tensors only. The summary says which gates were trusted.)
+expected to choose it for small tensors only. The summary says which gates were trusted. Where every launch in the file
+chooses the narrow path by a constant nothing is trusted, and the path is reported under the rule of its index.)
 
 ```python
 if WIDE_INDEX:

@@ -189,10 +189,10 @@ def _advance(frame: Frame, name: str, arguments: Arguments) -> Value:
     return arguments.get(0, "base") or Block(None)
 
 
-def _shared(frame: Frame, name: str, arguments: Arguments) -> Value:
-    """A load from shared memory: what was copied there is not followed."""
+def shared(frame: Frame, name: str, arguments: Arguments) -> Value:
+    """A load from shared memory, or a store: what was copied there is not followed."""
     frame.state.accesses += 1
-    return loaded("", DType(), frame.span(arguments.node))
+    return Plain(None) if name == "store" else loaded("", DType(), frame.span(arguments.node))
 
 
 def _to_shared(frame: Frame, name: str, arguments: Arguments) -> Value:
@@ -349,6 +349,11 @@ def _next_power(frame: Frame, name: str, arguments: Arguments) -> Value:
     return constexpr("next_power_of_2", frame.span(arguments.node))
 
 
+def _pointer_type(frame: Frame, name: str, arguments: Arguments) -> Value:
+    element = arguments.get(0, "element_ty")
+    return DType("pointer", 64, element if isinstance(element, DType) else DType())
+
+
 _Handler = Callable[[Frame, str, "Arguments"], Value]
 _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(("program_id", "num_programs"), _grid),
@@ -363,8 +368,9 @@ _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(("randint", "randint4x", "philox", "umulhi", "clock", "inline_asm_elementwise"), _number),
     **dict.fromkeys(("logical_and", "logical_or"), _logical),
     **dict.fromkeys(("join", "interleave", "cat"), _join),
-    "load_shared_relaxed": _shared,
+    "load_shared_relaxed": shared,
     **dict.fromkeys(("global_load_to_shared", "async_copy_global_to_shared", "async_load_to_shared"), _to_shared),
+    "pointer_type": _pointer_type,
     "arange": _arange,
     "advance": _advance,
     "cdiv": _cdiv,

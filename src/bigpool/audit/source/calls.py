@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ..expr import Node, binary
+from ..expr import Node, Sink, binary
 from . import builtins
 from .evaluate import TRITON, cast, evaluate, operate, truth
 from .frame import MAX_CALLS, Frame
@@ -113,6 +113,10 @@ def _method(frame: Frame, method: Bound, arguments: Arguments) -> Value:
         return builtins.block_method(frame, value, name, arguments)
     if name in ("is_ptr", "is_floating", "is_block", "is_int", "is_fp8", "is_constexpr", "is_int64", "is_int32"):
         return builtins.flag(frame, arguments)
+    if isinstance(value, Opaque) and name in ("load", "store"):
+        # Shared memory, most likely; but it is said that it was not seen what is accessed.
+        frame.state.sink(Sink("address", (), frame.span(arguments.node), unknown=f"a {name} of what comes from {value.reason}"))
+        return builtins.shared(frame, name, arguments)
     if isinstance(value, (Plain, Opaque, DType)):
         return Opaque(f"a call of the method {name}")
     if isinstance(value, Tuple) or (isinstance(value, Node) and name in ("load", "store", "program_id", "arange")):

@@ -186,7 +186,7 @@ def _narrower(left: Value, right: Value) -> Value:
 
 def _width(value: Value) -> int:
     """Bits of an integer, 0 of anything else."""
-    if isinstance(value, Pointer) and (value.decided or value.terms):
+    if isinstance(value, Pointer) and value.decided:
         return 0
     number = as_node(value) if isinstance(value, (Node, Pointer)) else None
     return number.width if number is not None else 0

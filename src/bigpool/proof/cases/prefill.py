@@ -178,7 +178,7 @@ CASES = [
     ),
     PrefillCase(
         "prefill-planted", "keys planted on far pages that hold nearly all of the softmax, K and V in one page of 1056",
-        [Batch((2_300, 1_100), (6, 9))], page_size=1_056, heads=(6, 2), head_dim=128, planted=True, interleaved=True,
+        [Batch((1_300, 400), (6, 9))], page_size=1_056, heads=(6, 2), head_dim=128, planted=True, interleaved=True,
     ),
     FarRows(),
     FarHeads(),
