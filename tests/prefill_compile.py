@@ -14,7 +14,7 @@ from bigpool.tuning import DeviceProps, VerifySpec, pick_tiles_per_page
 FP32 = (*verify_compile.FP32, "k_mean_ptr", "sums_ptr", "means_ptr", "scales_ptr")
 # q, head_dim, page_size, int8, rules
 SHAPES = [
-    ("bf16", 256, 880, False, {}), ("bf16", 256, 880, True, {}), ("bf16", 128, 16, False, {}), ("bf16", 128, 16, True, {}),
+    ("bf16", 256, 880, False, {}), ("bf16", 256, 880, True, {}), ("bf16", 128, 16, False, {}),
     ("fp16", 80, 16, True, {"window": 1_024, "softcap": 30.0}), ("fp32", 256, 16, False, {}),
 ]  # fmt: skip
 

@@ -138,9 +138,10 @@ class FarHeads(FarCase):
         for rows in (k, v, q):
             rows.write(ctx.randn(*rows.tensor.shape))
         table = ctx.tensor(ctx.randint(0, pages, (2, 4), dtype=torch.int32))
-        caches = (rows.tensor.permute(1, 2, 0, 3) for rows in (k, v))
+        k_cache, v_cache = (rows.tensor.permute(1, 2, 0, 3) for rows in (k, v))
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
-        return with_modes([Call(q.tensor.transpose(0, 1), *caches, table, *lengths, {"out": out.tensor.transpose(0, 1)})])
+        options = {"out": out.tensor.transpose(0, 1)}
+        return with_modes([Call(q.tensor.transpose(0, 1), k_cache, v_cache, table, *lengths, options)])
 
 
 class FarContext(FarCase):
