@@ -39,7 +39,7 @@ class KeyPasses:
 
 def pick_key_passes(props: DeviceProps) -> KeyPasses:
     """The same for every length. Few and large where each program costs the interpreter a millisecond."""
-    return KeyPasses(256, 2, 1, 1) if props.interpreted else KeyPasses(64, SUM_SHARES, 128, 8)
+    return KeyPasses(512, 2, 1, 1) if props.interpreted else KeyPasses(64, SUM_SHARES, 128, 8)
 
 
 def prefill_head_dim_pad(head_dim: int, int8: bool) -> int:
@@ -59,7 +59,7 @@ def pick_prefill_config(props: DeviceProps, *, head_dim_pad: int, itemsize: int,
     Chosen by what the compiler says of registers and shared memory, not by times.
     """
     if props.interpreted:
-        return PrefillConfig(128, 256, 1, 1)
+        return PrefillConfig(64, 512, 1, 1)
     if itemsize == 4:
         # fp32 dots run on the plain cores, with whole operands in registers.
         return PrefillConfig(16, 16, 4, 1)
