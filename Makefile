@@ -28,7 +28,7 @@ test: $(VENV)/.dev-installed  ## run all tests that need no GPU; ARGS go to pyte
 
 nightly: $(VENV)/.dev-installed  ## every launch of verify for every card, compiled, and thousands of random calls
 	BIGPOOL_COMPILE_ALL=1 BIGPOOL_RANDOM_EXAMPLES=3000 "$(VENV)/bin/python" -m pytest -n $(JOBS) \
-		tests/test_compile_targets.py tests/test_verify_random.py $(ARGS)
+		tests/test_compile_targets.py tests/test_compile_targets_prefill.py tests/test_verify_random.py $(ARGS)
 
 test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from audit_texts import HEADER
-from bigpool.audit import Confidence, audit
+from bigpool.audit import Confidence, Severity, audit
 
 CASES = {
     # A loop of tiles in steps of the row that the start is multiplied by: no outer axis.
@@ -227,3 +227,83 @@ def test_a_gate_that_no_launch_opens_guards_nothing(tmp_path: Path, passed: str,
     note = "every launch in this file takes the narrow branch of WIDE by a constant"
     assert [note in finding.notes for finding in report.faults] == ([] if guarded else [True])
     assert found(tmp_path / "other.py", HEADER + GATED.partition("def launch")[0]) == [], "no launch in sight: trusted"
+
+
+def test_the_term_that_was_judged_is_the_one_that_is_named(tmp_path: Path) -> None:
+    text = HEADER + (
+        "@triton.jit\n"
+        "def f(cache_ptr, slots, stride_page: tl.constexpr, stride_head: tl.constexpr, BH: tl.constexpr):\n"
+        "    page = tl.load(slots + tl.program_id(0))\n"
+        "    heads = tl.program_id(1) * BH + tl.arange(0, BH)\n"
+        "    tl.store(cache_ptr + (page * stride_page + heads * stride_head), 0.0)\n"
+    )
+    assert found(tmp_path / "k.py", text) == ["page * stride_page"]
+
+
+def test_tiles_of_the_same_axis_do_not_hide_where_it_starts(tmp_path: Path) -> None:
+    body = CASES["start_of_a_group"][0]
+    # The tiles are counted elsewhere, so that nothing but the start grows with the data.
+    body = body.replace("tl.program_id(0) % tl.cdiv(size, BM)", "tl.program_id(1) % 8")
+    assert "(start + rows[:, None]) * N" in found(tmp_path / "k.py", HEADER + "@triton.jit\n" + body)
+
+
+def test_a_stride_that_is_a_constexpr_counts_as_a_row(tmp_path: Path) -> None:
+    body = "@triton.jit\ndef f(x_ptr, {name}: tl.constexpr):\n    tl.store(x_ptr + tl.program_id(0) * {name}, 1.0)\n"
+    severities = []
+    for name in ("stride_row", "N"):
+        (tmp_path / "k.py").write_text(HEADER + body.format(name=name))
+        (finding,) = audit([tmp_path / "k.py"]).faults
+        severities.append(finding.severity)
+    assert severities == [Severity.ERROR, Severity.WARNING]
+
+
+def test_a_function_of_triton_that_is_not_known_gives_any_int32(tmp_path: Path) -> None:
+    text = HEADER + "@triton.jit\ndef f(x_ptr, stride):\n    tl.store(x_ptr + tl.not_yet_known(1) * stride, 1.0)\n"
+    assert found(tmp_path / "k.py", text) == ["tl.not_yet_known(1) * stride"]
+
+
+def test_every_term_of_a_loaded_address_is_seen(tmp_path: Path) -> None:
+    text = HEADER + (
+        "@triton.jit\n"
+        "def f(ref_ptr, addresses, strides, indices, BLOCK: tl.constexpr):\n"
+        "    base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(ref_ptr.dtype.element_ty))\n"
+        "    block_step, step = tl.load(strides), tl.load(strides + 1)\n"
+        "    here = base + tl.load(indices + tl.program_id(2)) * block_step\n"
+        "    tl.store(here + (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)) * step, 0.0)\n"
+    )
+    operations = found(tmp_path / "k.py", text)
+    assert operations == [
+        "tl.load(indices + tl.program_id(2)) * block_step",
+        "(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)) * step",
+    ]
+
+
+DOUBTS = {
+    "pieces": (
+        "def f(part_ptr, {name}, BLOCK: tl.constexpr):\n"
+        "    cols = tl.arange(0, BLOCK)\n"
+        "    tl.load(part_ptr + tl.program_id(0) * {name} + cols, mask=cols < {name})\n",
+        ("n_cols", "num_blocks"),
+        "a row has one entry for each block of a larger tensor, which would be beyond memory first",
+    ),
+    "rows": (
+        "def f(part_ptr, {name}):\n"
+        "    split = tl.arange(0, 8)\n"
+        "    tl.load(part_ptr + split[:, None] * (M * 2048) + tl.program_id(0) * 2048 + tl.arange(0, 256))\n",
+        ("M", "M: tl.constexpr"),
+        "the number of rows is a constexpr: the axis around it has a step of so many",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_lowers_the_confidence(tmp_path: Path, name: str) -> None:
+    body, names, reason = DOUBTS[name]
+    confidences = []
+    for one in names:
+        (tmp_path / "k.py").write_text(HEADER + "@triton.jit\n" + body.format(name=one))
+        faults = audit([tmp_path / "k.py"]).faults
+        (finding,) = (item for item in faults if item.wall is not None and item.wall.formula.startswith("program_id"))
+        confidences.append(finding.confidence)
+    assert confidences == [Confidence.HIGH, Confidence.MEDIUM]
+    assert reason in finding.notes

@@ -9,7 +9,7 @@ from .doubt import Doubts
 from .expr import Node, Origin, Program, Sink, Var, walk
 from .finding import Confidence, Severity, Span, Wall
 from .growth import OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth, Shape, counts
-from .poly import Mono, Poly, strip, without
+from .poly import Mono, Poly, strip
 from .ranges import Ranges
 from .slices import COMPARED, DIRECT, DIVIDED, SCALED, Observed, Slice
 from .walls import Effort, Product, culprit, product, solve
@@ -87,9 +87,10 @@ class Judge:
         self.ranges = Ranges(pinned)
         self.growth = Growth(self.ranges)
         self.rows = self._rows()
-        self.tiles = {
-            part for sink in program.sinks for term in sink.terms for node in walk(term) for part in self._lanes((node,))
-        }
+        # Constexprs that are the length of an `arange`.
+        nodes = (node for sink in program.sinks for term in sink.terms for node in walk(term))
+        highs = [node.var.high for node in nodes if node.var is not None and node.var.origin is Origin.ARANGE and node.var.high]
+        self.tiles = {part for high in highs for part in walk(high) if part.var is not None}
         self.doubts = Doubts(program, self.ranges, self.growth, max_memory)
         self.effort = Effort()
         self.incomplete: list[Sink] = []
@@ -277,27 +278,12 @@ class Judge:
         return Confidence.MEDIUM if medium else Confidence.HIGH
 
     def siblings(self, observed: Observed, own: Mono) -> list[Shape]:
-        """The terms of the same sink that are axes of their own."""
-        step = tuple(node for node in own if self.growth.kind(node) != "index")
-        polys = [poly for term in observed.sink.terms for poly in self.ranges.expander.ways(term)]
-        lanes = {size for poly in polys for mono in poly for size in self._lanes(without(mono, step))} if step else set()
-        return [
-            self.growth.shape(mono, coefficient)
-            for poly in polys
-            for mono, coefficient in poly.items()
-            if mono != own and not self._same_axis(without(mono, step) if lanes else None, lanes)
-        ]
-
-    def _lanes(self, rest: Mono | None) -> Iterator[Node]:
-        """The constexprs that the length of a tile is made of, if `rest` is its lanes."""
-        for node in rest or ():
-            if node.var is not None and node.var.origin is Origin.ARANGE and node.var.high is not None and len(rest or ()) == 1:
-                yield from (part for part in walk(node.var.high) if part.var is not None)
-
-    def _same_axis(self, rest: Mono | None, lanes: set[Node]) -> bool:
-        """Whether a term moves along the same axis, by tiles: `(start + tile * BLOCK) * row`. `rest` is it without the row."""
-        tiles = [node for node in rest or () if self.growth.kind(node) != "index"]
-        return bool(tiles) and all(node in lanes for node in tiles)
+        """The other terms of the same sink."""
+        shapes = []
+        for term in observed.sink.terms:
+            for poly in self.ranges.expander.ways(term):
+                shapes += [self.growth.shape(mono, coefficient) for mono, coefficient in poly.items() if mono != own]
+        return shapes
 
     def outer(self, other: Shape, shape: Shape) -> bool:
         """Whether `other` is the outer axis of the same address, whose 32-bit stride bounds the inner one."""

@@ -39,7 +39,7 @@ class KeyPasses:
 
 def pick_key_passes(props: DeviceProps) -> KeyPasses:
     """The same for every length. Few and large where each program costs the interpreter a millisecond."""
-    return KeyPasses(512, 2, 1, 1) if props.interpreted else KeyPasses(64, SUM_SHARES, 128, 8)
+    return KeyPasses(512, 1, 1, 1) if props.interpreted else KeyPasses(64, SUM_SHARES, 128, 8)
 
 
 def prefill_head_dim_pad(head_dim: int, int8: bool) -> int:

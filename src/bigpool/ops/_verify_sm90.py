@@ -118,7 +118,7 @@ def _k_layout(warps: int) -> Any:
 
 
 def _v_layout(warps: int, is_int4: bool) -> Any:
-    """How threads hold 64 keys of V: 4 bytes of pairs of keys. 4 warps cover 128 columns; 8 cover 256, or 128 and their nibbles."""
+    """How threads hold 64 keys of V: 4 bytes of key pairs. 4 warps cover 128 columns; 8 cover 256, or 128 and their nibbles."""
     from triton.experimental.gluon.language import DistributedLinearLayout
 
     registers = [[0, 1], [0, 2], [1, 0], [8, 0], [16, 0], [32, 0]]

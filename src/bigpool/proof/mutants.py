@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -28,10 +28,15 @@ class Mutant:
     how: str = "no case saw it"
 
 
-def survey(options: Options, on_end: Callable[[Job, Run], None] = lambda job, run: None) -> list[Mutant]:
+def survey(
+    options: Options,
+    on_end: Callable[[Job, Run], None] = lambda job, run: None,
+    modules: Collection[str] | None = None,
+) -> list[Mutant]:
     """Every widening of the kernels with the case that sees its removal: a run at the top that is killed or gives other bits.
 
-    Cases are tried from the fastest on, until one sees it. Raises ProofError where a case does not hold without a mutation.
+    Cases are tried from the fastest on, until one sees it. `modules`: only the widenings of these files. Raises ProofError where
+    a case does not hold without a mutation.
     """
     with ExitStack() as stack:
         machine = open_machine(stack, options.device)
@@ -57,13 +62,15 @@ def survey(options: Options, on_end: Callable[[Job, Run], None] = lambda job, ru
         references = {(run.case, run.dtype): run for run in runs.values()}
         units = _usable(units, references)
         results: dict[str, Mutant] = {}
-        go([maker.mutant(arm, mutant, units, references, results) for arm, mutant in mutants_of(store, base)])
+        go([maker.mutant(arm, mutant, units, references, results) for arm, mutant in mutants_of(store, base, modules)])
     return sorted(results.values(), key=lambda mutant: (mutant.module, mutant.line, mutant.col))
 
 
-def mutants_of(store: ArmStore, base: Arm) -> list[tuple[Arm, Mutant]]:
+def mutants_of(store: ArmStore, base: Arm, modules: Collection[str] | None = None) -> list[tuple[Arm, Mutant]]:
     made = []
     for module, path in base.modules.items():
+        if modules is not None and module not in modules:
+            continue
         for index, place in enumerate(list_widenings(path.read_text())):
             made.append((store.mutant(base, module, index), Mutant(module, *place)))
     if not made:

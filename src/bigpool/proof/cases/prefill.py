@@ -110,7 +110,7 @@ class FarRows(FarCase):
     describe = "4 requests whose q, out and table rows pass 2^31 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, kv_heads, head_dim, page_size = 4, 2, 32, 16
+        heads, kv_heads, head_dim, page_size = 2, 1, 32, 16
         batch = Batch((70, 33, 5, 90), (2, 1, 1, 2))
         k, v = (ctx.tensor(ctx.randn(8, page_size, kv_heads, head_dim)) for _ in range(2))
         q = ctx.rows("q", (batch.num_tokens, heads, head_dim), role="read")
@@ -148,11 +148,11 @@ class FarContext(FarCase):
     """A window at the end of a context so long that the codes of its keys pass 2^33 elements; other keys are not there."""
 
     name = "prefill-far-context"
-    describe = "a window of 40 at the end of 4,194,368 tokens: positions, and int8 codes beyond 2^33 elements"
+    describe = "a window of 40 at the end of 16,777,280 tokens: positions, and int8 codes beyond 2^33 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, head_dim, page_size, keys, q_len = 8, 256, 16, 64, 8
-        codes = ctx.pool("codes", (heads, head_dim), pages=keys, num_pages=2**22 + keys, dtype=torch.int8, role="write")
+        heads, head_dim, page_size, keys, q_len = 2, 256, 16, 64, 8
+        codes = ctx.pool("codes", (heads, head_dim), pages=keys, num_pages=2**24 + keys, dtype=torch.int8, role="write")
         # A multiple of every tile, so that tiles hold the same keys at the bottom and at the top.
         base = int(codes.ids.min())
         pages = keys // page_size

@@ -1,0 +1,74 @@
+"""Which calls the Hopper kernel takes, and how it is launched: pure functions, no GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bigpool.ops._verify_sm90 import _fits_tma, _splits_that_fit
+from bigpool.tuning import DeviceProps, VerifySpec
+from bigpool.tuning_sm90 import plan_sm90, sm90_supports
+
+H200 = DeviceProps("H200", 90, 132, 227 * 1024)
+CASE = {"itemsize": 2, "head_dim": 256, "rows": 24, "page_size": 880}
+
+
+@pytest.mark.parametrize("kv_format", ["plain", "int8", "int4", "e4m3", "e5m2"])
+def test_causal_calls_of_few_rows_are_taken(kv_format):
+    assert sm90_supports(H200, VerifySpec(kv_format=kv_format, convert="asm"), **CASE)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"causal": False}, {"window": 5}, {"chunk": 5}, {"softcap": 1.0}, {"alibi": True}, {"tree_words": 1},
+     {"tiles_per_split": 4}, {"out_format": "e4m3"}],
+    ids=lambda option: next(iter(option)),
+)  # fmt: skip
+def test_any_other_option_goes_to_the_plain_kernel(option):
+    assert not sm90_supports(H200, replace(VerifySpec(), **option), **CASE)
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "changes"),
+    [("plain", {"itemsize": 4}), ("plain", {"head_dim": 80}), ("plain", {"head_dim": 512}), ("plain", {"rows": 33}),
+     ("int8", {"rows": 65}), ("int8", {"head_dim": 64}), ("int4", {"head_dim": 128}), ("plain", {"page_size": 16}),
+     ("int8", {"page_size": 64, "rows": 48})],
+)  # fmt: skip
+def test_sizes_that_go_to_the_plain_kernel(kv_format, changes):
+    assert not sm90_supports(H200, VerifySpec(kv_format=kv_format), **(CASE | changes))
+
+
+@pytest.mark.parametrize("sm", [80, 89, 100, 120])
+def test_other_cards_have_the_plain_kernel(sm):
+    assert not sm90_supports(replace(H200, sm=sm), VerifySpec(), **CASE)
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "rows", "num_reqs", "max_seq_len", "expected"),
+    [
+        ("plain", 24, 1, 8_192, (32, 64, 4, 33)),
+        ("int8", 24, 1, 8_192, (32, 64, 4, 33)),
+        ("int8", 24, 1, 131_072, (32, 64, 4, 66)),
+        ("int8", 48, 1, 131_072, (64, 128, 8, 33)),
+        ("int8", 6, 64, 1_024, (16, 64, 4, 1)),
+        ("e4m3", 48, 16, 32_768, (64, 128, 8, 2)),
+        ("plain", 24, 1, 64, (32, 64, 4, 1)),
+        ("plain", 24, 1, 0, (32, 64, 4, 1)),
+    ],
+)
+def test_plans(kv_format, rows, num_reqs, max_seq_len, expected):
+    sizes = {"num_reqs": num_reqs, "num_kv_heads": 4, "page_size": 880, "max_seq_len": max_seq_len}
+    plan = plan_sm90(H200, kv_format=kv_format, head_dim=256, rows=rows, **sizes)
+    assert (plan.rows, plan.tile, plan.num_warps, plan.num_splits) == expected
+
+
+def test_tma_wants_strides_of_16_bytes():
+    pages = torch.zeros(3, 16, 2, 264, dtype=torch.int8)
+    assert not _fits_tma(pages[..., :256]), "rows of 264 bytes"
+    assert _fits_tma(torch.zeros(3, 16, 2, 272, dtype=torch.int8)[..., :256])
+    assert not _fits_tma(torch.zeros(2**12, dtype=torch.int8)[1:1025].view(1, 4, 1, 256)), "a base that is not aligned"
+
+
+def test_scratch_limits_the_splits():
+    assert _splits_that_fit(torch.empty(1_000), 300) == 3
+    assert _splits_that_fit(torch.empty(2, 4, 7, 20), 300) == 7
