@@ -93,7 +93,8 @@ def main():
             del call, arms
     record = {
         "schema": "bigpool-time-formats/1", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "heads": [HEADS, KV_HEADS], "head_dim": HEAD_DIM, "page_size": PAGE_SIZE, "repeats": REPEATS, "rows": rows,
+        "triton": triton.__version__, "heads": [HEADS, KV_HEADS], "head_dim": HEAD_DIM, "page_size": PAGE_SIZE,
+        "repeats": REPEATS, "rows": rows,
     }  # fmt: skip
     Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n")
 
