@@ -7,12 +7,12 @@ rotation have one order, and no product is followed by a sum that a compiler cou
 import triton
 import triton.language as tl
 
+from ._formats import encode_fp8
 from ._paging import page_slot_ptrs, split_slot
 
 # 1.5 * 2^23: adding it to |x| < 2^22 leaves no bit for a fraction, so that fp32 itself rounds to nearest, ties to even.
 ROUND = tl.constexpr(12582912.0)
 MIN_SCALE = tl.constexpr(2.0**-100)
-NAN_CODE = tl.constexpr(0x7F)
 
 
 @triton.jit
@@ -30,21 +30,6 @@ def _row_scale(span, CODE_MAX: tl.constexpr):
     """Scales of rows of this largest magnitude or span: 1 for rows of zeros."""
     scale = tl.maximum(tl.div_rn(span, CODE_MAX), MIN_SCALE)
     return tl.where(span == 0.0, 1.0, scale)
-
-
-@triton.jit
-def _fp8_codes(y, bad, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
-    """Codes (int32) of the fp8 values nearest to `y` fp32, ties to even; NaN where `bad`. Bit arithmetic: any card has it."""
-    size = tl.minimum(tl.abs(tl.where(bad, 0.0, y)), LARGEST)
-    bits = size.to(tl.int32, bitcast=True)
-    DROP: tl.constexpr = 23 - MANTISSA
-    rounded = (bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)) - ((127 - BIAS) << 23)
-    # A sum whose last bit is worth the smallest fp8 value rounds what lies below the normal range.
-    SUM: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
-    subnormal = (size + SUM).to(tl.int32, bitcast=True) & 0xFF
-    code = tl.where(size < 2.0 ** (1 - BIAS), subnormal, rounded >> DROP)
-    sign = (y.to(tl.int32, bitcast=True) >> 24) & 0x80
-    return tl.where(bad, NAN_CODE, code | sign)
 
 
 @triton.jit
@@ -112,21 +97,21 @@ def _store_int4(
 @triton.jit
 def _store_fp8(
     x, data_ptrs, scale_ptrs, mask_head, mask,
-    SCALES: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr,
+    SCALES: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
+    LARGEST: tl.constexpr = 448.0 if FP8 == "e4m3" else 57344.0
     if SCALES == "token_head":
         bad = tl.max(tl.where(_is_finite(x), 0, 1), 1) > 0
         scale = _row_scale(tl.max(tl.where(bad[:, None], 0.0, tl.abs(x)), 1), LARGEST)
         y = tl.div_rn(tl.where(bad[:, None], 0.0, x), tl.broadcast_to(scale[:, None], x.shape))
-        codes = _fp8_codes(y, y != y, MANTISSA, BIAS, LARGEST)
         tl.store(scale_ptrs, tl.where(bad, float("nan"), scale), mask=mask_head)
     else:
         y = x
         if SCALES != "none":
             scale = tl.load(scale_ptrs, mask=mask_head, other=1.0)
             y = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-        codes = _fp8_codes(y, ~_is_finite(x) | (y != y), MANTISSA, BIAS, LARGEST)
-    tl.store(data_ptrs, codes.to(tl.uint8), mask=mask)
+        y = tl.where(_is_finite(x), y, float("nan"))
+    tl.store(data_ptrs, encode_fp8(y, FP8), mask=mask)
 
 
 @triton.jit
@@ -151,9 +136,9 @@ def _write_rows(
         elif FORMAT == "int4":
             _store_int4(x, row_ptrs, scale_ptrs, mask_head, HEAD_DIM, HEAD_DIM_PAD, HEAD_TILE, HEAD_DIM_PAD // 2)
         elif FORMAT == "fp8_e4m3":
-            _store_fp8(x, data_ptrs, scale_ptrs, mask_head, mask, SCALES, 3, 7, 448.0)
+            _store_fp8(x, data_ptrs, scale_ptrs, mask_head, mask, SCALES, "e4m3")
         else:
-            _store_fp8(x, data_ptrs, scale_ptrs, mask_head, mask, SCALES, 2, 15, 57344.0)
+            _store_fp8(x, data_ptrs, scale_ptrs, mask_head, mask, SCALES, "e5m2")
 
 
 @triton.jit(do_not_specialize=["num_pages"])
