@@ -16,6 +16,7 @@ import pytest
 
 import bigpool
 from bigpool.cli import main
+from bigpool.cli.sweep import _warn_of_options_behind
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "naive_gather"
 SOURCE = str(Path(bigpool.__file__).parents[1])
@@ -170,3 +171,11 @@ def _processes(word: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_an_option_behind_the_script_is_the_script_s(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_options_behind("bench.py", ("--pages", "100", "--json", "x.json", "--markdown=y"))
+    note = "note: --json, --markdown=y after bench.py went to the script; options of bigpool sweep come before it\n"
+    assert capsys.readouterr().err == note
+    _warn_of_options_behind("bench.py", ("--pages", "100"))
+    assert capsys.readouterr().err == ""

@@ -48,6 +48,7 @@ def sweep(script: str, arguments: tuple[str, ...], **chosen: Any) -> int:
 
     Exit status: 0 no fault, 1 confirmed faults, 2 could not run, or no fault could be judged.
     """
+    _warn_of_options_behind(script, arguments)
     if chosen["repeats"] < 8:
         raise ArgumentError("bigpool sweep", f"--repeats: expected at least 8, got {chosen['repeats']}; 100 is the default")
     from bigpool.audit import assume
@@ -71,6 +72,14 @@ def sweep(script: str, arguments: tuple[str, ...], **chosen: Any) -> int:
     if chosen["markdown"] is not None:
         chosen["markdown"].write_text(words.as_markdown(made), "utf-8")
     return 0 if made.written else made.status
+
+
+def _warn_of_options_behind(script: str, arguments: tuple[str, ...]) -> None:
+    """An option of sweep after SCRIPT is the script's: right for --pages, hardly ever meant for --json."""
+    ours = {name for option in sweep.params for name in option.opts if name.startswith("--")}
+    behind = [argument for argument in arguments if argument.split("=")[0] in ours]
+    if behind:
+        say(f"note: {', '.join(behind)} after {script} went to the script; options of bigpool sweep come before it")
 
 
 def say(text: str) -> None:
