@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bigpool.ops._verify_sm90 import _fits_tma, _splits_that_fit
+from bigpool.ops._verify_sm90 import _fits_tma, _given, _splits_that_fit
 from bigpool.tuning import DeviceProps, VerifySpec
 from bigpool.tuning_sm90 import plan_sm90, sm90_supports
 
@@ -72,3 +72,10 @@ def test_tma_wants_strides_of_16_bytes():
 def test_scratch_limits_the_splits():
     assert _splits_that_fit(torch.empty(1_000), 300) == 3
     assert _splits_that_fit(torch.empty(2, 4, 7, 20), 300) == 7
+
+
+def test_a_scale_that_is_not_given_is_one_where_the_other_is():
+    unread, scale = torch.full((3,), float("nan")), torch.tensor([2.0])
+    assert _given(scale, VerifySpec(scales="head"), unread) is scale
+    assert _given(None, VerifySpec(scales="head"), unread).tolist() == [1.0]
+    assert _given(None, VerifySpec(), unread) is unread

@@ -97,6 +97,14 @@ def test_a_page_outside_the_pool_makes_nan(taken, kv_format, scales):
         assert same_bits(out[2:], clean[2:])
 
 
+@pytest.mark.parametrize("which", ["k_scale", "v_scale"])
+def test_a_scale_of_one_side_only(taken, which):
+    call = batch("fp8_e4m3", "tensor")
+    call[which] = None
+    judge(call, *hopper(call))
+    assert taken
+
+
 @pytest.mark.parametrize("kv_format", ["int8", "int4"])
 @pytest.mark.parametrize("which", ["k_scale", "v_scale"])
 def test_a_nan_scale_reaches_the_rows_that_see_its_key(taken, kv_format, which):

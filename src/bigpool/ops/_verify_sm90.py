@@ -81,8 +81,7 @@ def launch(
         dest_strides = dest.stride()[:3]
     if spec.kv_format == "int4":
         q = rotate_queries(q)
-    k_scale = lse if k_scale is None else k_scale
-    v_scale = lse if v_scale is None else v_scale
+    k_scale, v_scale = (_given(scale, spec, lse) for scale in (k_scale, v_scale))
     verify_sm90.verify_partial_sm90_kernel[(len(block_table), splits * plan.row_tiles, num_kv_heads)](
         q, _descriptor(k_pages, plan.tile), _descriptor(v_pages, plan.tile), k_scale, v_scale, dest, lse, block_table, seq_lens,
         cu_seqlens_q, softmax_scale * reference.LOG2_E, block_table.shape[1] - 1, max_seq_len, num_pages, 0,
@@ -144,6 +143,13 @@ def _descriptor(pages: torch.Tensor, tile: int) -> Any:
     # The stride of an axis of one is never used, and need not be a multiple of 16 bytes.
     page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
     return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], [1, 1, cols // width, tile, width], layout)
+
+
+def _given(scale: torch.Tensor | None, spec: VerifySpec, unread: torch.Tensor) -> torch.Tensor:
+    """A scale that the kernel may read: 1 where K or V alone has one; where neither has, nothing is read."""
+    if scale is not None:
+        return scale
+    return torch.ones(1, device=unread.device) if spec.scales else unread
 
 
 def _scale_strides(scale: torch.Tensor, spec: VerifySpec) -> tuple[int, int, int]:
