@@ -97,6 +97,15 @@ def test_a_page_outside_the_pool_makes_nan(taken, kv_format, scales):
         assert same_bits(out[2:], clean[2:])
 
 
+def test_a_table_without_columns_goes_to_the_plain_kernel(taken):
+    call = batch(None, None, seq_lens=[5], q_lens=[2])
+    call["block_table"] = call["block_table"][:, :0]
+    out, lse = hopper(call)
+    assert not taken
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
+
+
 @pytest.mark.parametrize("which", ["k_scale", "v_scale"])
 def test_a_scale_of_one_side_only(taken, which):
     call = batch("fp8_e4m3", "tensor")

@@ -90,7 +90,7 @@ def launch(
     )  # fmt: skip
     if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
         k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
-    if is_ours and _verify_sm90.takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
+    if is_ours and max_pages > 0 and _verify_sm90.takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
         _verify_sm90.launch(
             props, spec, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, scratch, max_seqlen_q, num_splits,
             softmax_scale, k_scale, v_scale,
