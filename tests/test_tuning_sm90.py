@@ -1,13 +1,17 @@
 """Which calls the Hopper kernel takes, and how it is launched: pure functions, no GPU."""
 
+import inspect
 from dataclasses import replace
 
 import pytest
 import torch
 
+from bigpool.ops import _verify_launch, _verify_sm90
+from bigpool.ops import verify as verify_op
 from bigpool.ops._verify_sm90 import _fits_tma, _given, _splits_that_fit
 from bigpool.tuning import DeviceProps, VerifySpec
 from bigpool.tuning_sm90 import plan_sm90, sm90_supports
+from verify_inputs import judge, make, run
 
 H200 = DeviceProps("H200", 90, 132, 227 * 1024)
 CASE = {"itemsize": 2, "head_dim": 256, "rows": 24, "page_size": 880}
@@ -79,3 +83,50 @@ def test_a_scale_that_is_not_given_is_one_where_the_other_is():
     assert _given(scale, VerifySpec(scales="head"), unread) is scale
     assert _given(None, VerifySpec(scales="head"), unread).tolist() == [1.0]
     assert _given(None, VerifySpec(), unread) is unread
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    """Launches as on an H200, up to its kernel: the calls that it would get, which then go nowhere."""
+    calls = []
+
+    def takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
+        rows = max_seqlen_q * q.shape[1] // k_pages.shape[2]
+        return sm90_supports(H200, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=k_pages.shape[1])
+
+    monkeypatch.setattr(_verify_sm90, "takes", takes)
+    monkeypatch.setattr(_verify_sm90, "launch", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(verify_op, "_launch", lambda *arguments, kernels: _verify_launch.launch(*arguments))
+    return calls
+
+
+def test_a_bare_call_reaches_the_hopper_kernel(on_hopper):
+    run(make([90, 70], [2, 1], page_size=64))
+    assert len(on_hopper) == 1
+
+
+OPTIONS = {
+    "causal": {"causal": False},
+    "window_size": {"window_size": 9},
+    "chunk_size": {"chunk_size": 32},
+    "softcap": {"softcap": 5.0},
+    "alibi_slopes": {"alibi_slopes": torch.linspace(0.1, 1, 4)},
+    "sinks": {"sinks": torch.linspace(-1, 1, 4)},
+    "tree_mask": {"tree_mask": torch.tensor([[1], [3], [1]], dtype=torch.int32)},
+    "out_scale": {"out_scale": torch.tensor([0.01])},
+    "deterministic": {"deterministic": "batch"},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_option_gets_lost_on_hopper(on_hopper, option):
+    call = make([90, 70], [2, 1], page_size=64, **OPTIONS[option])
+    judge(call, *run(call))
+    assert not on_hopper
+
+
+def test_every_option_of_the_rules_is_tried_above():
+    other = {"kv_layout", "k_scale", "v_scale", "num_sink_tokens", "softmax_scale", "num_splits", "workspace", "out"}
+    other |= {"return_lse", "check", "backend", "max_seqlen_q"}
+    named = inspect.signature(verify_op.verify_attention).parameters.values()
+    assert {parameter.name for parameter in named if parameter.kind is parameter.KEYWORD_ONLY} - other == set(OPTIONS)

@@ -26,7 +26,6 @@ class Sm90Shape:
     tiles_per_page: int
     tile: int
     rows: int
-    row_tiles: int
     stages: int
     k_layout: Any = None
     v_layout: Any = None
@@ -34,10 +33,9 @@ class Sm90Shape:
 
 @dataclass(frozen=True)
 class Sm90Plan:
-    """The shape of a launch: row tiles of `rows`, splits, warps, and the programs that share a multiprocessor."""
+    """The shape of a launch: `rows` of queries, `tile` keys, `stages` of tiles on their way, warps, splits."""
 
     rows: int
-    row_tiles: int
     tile: int
     stages: int
     num_warps: int
@@ -51,7 +49,7 @@ def sm90_supports(props: DeviceProps, spec: VerifySpec, *, itemsize: int, head_d
     """
     bare = VerifySpec(kv_format=spec.kv_format, scales=spec.scales, convert=spec.convert)
     plain = spec.kv_format == "plain"
-    tile = 64 if plain or head_dim == 128 or rows <= 32 else 128
+    tile = _tile(spec.kv_format, head_dim, rows)
     return (
         props.sm == 90
         and itemsize == 2
@@ -61,6 +59,11 @@ def sm90_supports(props: DeviceProps, spec: VerifySpec, *, itemsize: int, head_d
         and rows <= (32 if plain else 64)
         and pick_tiles_per_page(page_size, tile) > 0
     )
+
+
+def _tile(kv_format: str, head_dim: int, rows: int) -> int:
+    """Keys of a tile: 16 a warp. Accumulators of more than 32 rows and 256 dims take the registers of eight warps."""
+    return 128 if kv_format != "plain" and head_dim == 256 and rows > 32 else 64
 
 
 def plan_sm90(
@@ -76,17 +79,15 @@ def plan_sm90(
     num_splits: int | None = None,
 ) -> Sm90Plan:
     """The launch for a shape that `sm90_supports`. Depends on sizes alone. Chosen by times on an H200."""
-    rows_pad = max(next_power_of_2(rows), 16)
-    plain = kv_format == "plain"
-    num_warps = 8 if rows_pad == 64 and head_dim == 256 else 4
-    tile = 64 if plain else 16 * num_warps
+    tile = _tile(kv_format, head_dim, rows)
+    num_warps = tile // 16
     max_tiles = max(cdiv(max_seq_len, tile), 1)
     if num_splits is None:
         programs = max(num_reqs * num_kv_heads, 1)
         num_splits = max(props.num_sms // programs, 1)
         # Shared memory and registers hold two programs of four warps.
         twice = 2 * props.num_sms // programs
-        if not plain and num_warps == 4 and max_tiles >= MIN_TILES * twice:
+        if kv_format != "plain" and num_warps == 4 and max_tiles >= MIN_TILES * twice:
             num_splits = max(twice, 1)
     num_splits = max(min(num_splits, max_tiles, MAX_NUM_SPLITS, MAX_GRID_YZ), 1)
-    return Sm90Plan(rows_pad, 1, tile, 2, num_warps, num_splits)
+    return Sm90Plan(max(next_power_of_2(rows), 16), tile, 2, num_warps, num_splits)

@@ -10,11 +10,7 @@ fp16 holds.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ._formats_sm90 import inverse_approx, log2_approx
 from ._tiles_sm90 import add_values, clean_values, scores
@@ -98,11 +94,6 @@ def _poison_rows(
         poison_smem.store(gl.where(sees_bad > 0, float("nan"), poison_smem.load(ROW)))
 
 
-@gluon.jit
-def _fold(x, log_bias, mask_key):
-    return gl.where(mask_key[:, None], x + log_bias[:, None], float("-inf"))
-
-
 @gluon.jit(do_not_specialize=["max_page_col", "max_seq_len", "num_pages", "opaque_zero"])
 def verify_partial_sm90_kernel(
     q_ptr, k_desc, v_desc, k_scale_ptr, v_scale_ptr, dest_ptr, lse_ptr, block_table_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
@@ -114,7 +105,7 @@ def verify_partial_sm90_kernel(
     stride_lse_token, stride_table_req,
     CFG: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Grid (num_reqs, num_splits * row_tiles, num_kv_heads); `dest` and `lse` as in `verify_partial_kernel`. CFG: a Sm90Shape."""
+    """Grid (num_reqs, num_splits, num_kv_heads); `dest` and `lse` as in `verify_partial_kernel`. CFG: a Sm90Shape."""
     PLAIN: gl.constexpr = CFG.kv_format == "plain"
     TILE: gl.constexpr = CFG.tile
     ROWS: gl.constexpr = CFG.rows
@@ -130,22 +121,21 @@ def verify_partial_sm90_kernel(
     req = gl.program_id(0).to(gl.int64)
     kv_head = gl.program_id(2)
     kv_head64 = kv_head.to(gl.int64)
-    split = gl.program_id(1) // CFG.row_tiles
-    num_splits = gl.num_programs(1) // CFG.row_tiles
-    row0 = (gl.program_id(1) % CFG.row_tiles) * ROWS
+    split = gl.program_id(1)
+    num_splits = gl.num_programs(1)
     seq_len = gl.maximum(gl.minimum(gl.load(seq_lens_ptr + req), max_seq_len), 0)
     q_start = gl.load(cu_seqlens_q_ptr + req)
     q_len = gl.load(cu_seqlens_q_ptr + req + 1) - q_start
     token0 = q_start.to(gl.int64)
-    last_idx = gl.minimum((row0 + ROWS - 1) // GROUP, q_len - 1)
+    last_idx = gl.minimum((ROWS - 1) // GROUP, q_len - 1)
     kv_end = gl.maximum(seq_len - q_len + last_idx + 1, 0)
-    full_end = gl.maximum(seq_len - q_len + row0 // GROUP + 1, 0)
+    full_end = gl.maximum(seq_len - q_len + 1, 0)
     num_tiles = kv_end // PAGE_SIZE * TILES_PER_PAGE + gl.cdiv(kv_end % PAGE_SIZE, TILE)
     num_full = full_end // PAGE_SIZE * TILES_PER_PAGE + full_end % PAGE_SIZE // TILE
     tiles_per_split = gl.cdiv(num_tiles, num_splits)
     tile_begin = gl.minimum(split * tiles_per_split, num_tiles)
     tile_end = gl.minimum(tile_begin + tiles_per_split, num_tiles)
-    if row0 >= q_len * GROUP:
+    if q_len <= 0:
         tile_end = tile_begin
     table_row_ptr = block_table_ptr + req * stride_table_req
 
@@ -177,7 +167,7 @@ def verify_partial_sm90_kernel(
         _copy_tile(v_desc, v_boxes, v_bars, page, kv_head, slot0, i_stage, tile < tile_end, NBYTES)
 
     q_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // q_smem.shape[2], q_smem.shape[2] // 8], [num_warps, 1], [1, 0])
-    row = row0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1, q_layout))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, q_layout))
     q_offs = (token0 + row // GROUP) * stride_q_token + (kv_head64 * GROUP + row % GROUP) * stride_q_head
     factor_smem = gl.allocate_shared_memory(gl.float32, [ROWS], line)
     sum_smem = gl.allocate_shared_memory(gl.float32, [ROWS], line)
@@ -195,11 +185,11 @@ def verify_partial_sm90_kernel(
     gl.thread_barrier()
     _attend_tiles(
         k_desc, v_desc, k_boxes, v_boxes, k_tiles, v_tiles, k_bars, v_bars, q_smem, p_tiles,
-    factor_smem, sum_smem, poison_smem, bad_smem,
+        factor_smem, sum_smem, poison_smem, bad_smem,
         k_scale_ptr + kv_head64 * stride_k_scale_head, v_scale_ptr + kv_head64 * stride_v_scale_head,
         stride_k_scale_page, stride_k_scale_slot, stride_v_scale_page, stride_v_scale_slot,
         dest_ptr, lse_ptr, table_row_ptr, max_page_col, num_pages, opaque_zero,
-        seq_len, q_len, kv_head, kv_head64 * GROUP, token0, row0,
+        seq_len, q_len, kv_head, kv_head64 * GROUP, token0,
         split, num_splits, tile_begin, tile_end, num_full,
         stride_dest_token, stride_dest_head, stride_dest_split, stride_lse_token, CFG, DTYPE, NBYTES, num_warps,
     )  # fmt: skip
@@ -211,7 +201,7 @@ def _attend_tiles(
     factor_smem, sum_smem, poison_smem, bad_smem,
     k_scale_head_ptr, v_scale_head_ptr, stride_k_scale_page, stride_k_scale_slot, stride_v_scale_page, stride_v_scale_slot,
     dest_ptr, lse_ptr, table_row_ptr, max_page_col, num_pages, opaque_zero,
-    seq_len, q_len, kv_head, head0, token0, row0,
+    seq_len, q_len, kv_head, head0, token0,
     split, num_splits, tile_begin, tile_end, num_full,
     stride_dest_token, stride_dest_head, stride_dest_split, stride_lse_token,
     CFG: gl.constexpr, DTYPE: gl.constexpr, NBYTES: gl.constexpr, num_warps: gl.constexpr,
@@ -254,8 +244,7 @@ def _attend_tiles(
         ahead = tile + STAGES
         page_ahead = gl.load(table_row_ptr + gl.minimum(ahead // TILES_PER_PAGE, max_page_col))
         opaque = page & opaque_zero
-        log_bias = gl.full([TILE], 0.0, gl.float32, KEY)
-        log_bias += gl.where((page >= 0) & (page < num_pages), 0.0, float("nan"))
+        log_bias = gl.full([TILE], 0.0, gl.float32, KEY) + gl.where((page >= 0) & (page < num_pages), 0.0, float("nan"))
         slot = (tile % TILES_PER_PAGE) * TILE + offs_n
         page = gl.load(table_row_ptr + gl.minimum((tile + 1) // TILES_PER_PAGE, max_page_col))
         ks = k_scale
@@ -279,9 +268,9 @@ def _attend_tiles(
             vs = gl.where(bad_scale, 1.0, vs)
             x = x * ks[:, None]
             log_bias += log2_approx(vs)
-        x = _fold(x, log_bias, slot < CFG.page_size)
+        x = gl.where((slot < CFG.page_size)[:, None], x + log_bias[:, None], float("-inf"))
         if tile >= num_full:
-            q_pos = seq_len - q_len + (row0 + gl.arange(0, ROWS, layout=ROW)) // GROUP
+            q_pos = seq_len - q_len + gl.arange(0, ROWS, layout=ROW) // GROUP
             pos = tile // TILES_PER_PAGE * CFG.page_size + slot
             x = gl.where(pos[:, None] <= q_pos[None, :], x, float("-inf"))
         top = gl.max(x - m[None, :], 1)
@@ -331,7 +320,7 @@ def _attend_tiles(
     if ONE_SPLIT:
         norm = norm / gl.where(l == 0.0, 1.0, l)
     OUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [num_warps, 1], [1, 0])
-    row = row0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1, OUT))
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, OUT))
     mask = row // GROUP < q_len
     token = token0 + row // GROUP
     head = head0 + row % GROUP

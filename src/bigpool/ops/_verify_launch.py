@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,6 +75,23 @@ def launch(
     max_seq_len = min(max_pages * page_size, MAX_SEQ_LEN)
     kv_format = formats.of(k_pages.dtype, k_scale)
     props, kernel_format = device_props(q.device), KERNEL_FORMATS.get(kv_format.name, "plain")
+    spec = VerifySpec(
+        causal=causal, window=window_size, sink_tokens=num_sink_tokens if window_size or chunk_size else 0, chunk=chunk_size,
+        softcap=softcap, alibi=alibi_slopes is not None, tree_words=0 if tree_mask is None else tree_mask.shape[1],
+        kv_format=kernel_format, scales=scales_kind(k_scale, v_scale),
+        convert=pick_convert(props, itemsize=q.element_size(), kv_format=kernel_format),
+        out_format="" if out_scale is None else OUT_FORMATS[out.dtype],
+    )  # fmt: skip
+    if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
+        k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
+    # What a spec does not say: fixed splits, learned sinks, a table without columns.
+    is_bare = is_ours and not batch and sinks is None and max_pages > 0
+    if is_bare and _verify_sm90.takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
+        _verify_sm90.launch(
+            props, spec, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, scratch, max_seqlen_q, num_splits,
+            softmax_scale, k_scale, v_scale,
+        )  # fmt: skip
+        return
     plan = plan_verify(
         props, num_reqs=num_reqs, max_seqlen_q=max_seqlen_q, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, itemsize=q.element_size(), page_size=page_size, max_seq_len=max_seq_len, num_splits=num_splits or None,
@@ -81,21 +99,7 @@ def launch(
         max_visible=max_visible(max_seqlen_q, window_size, num_sink_tokens, chunk_size, page_size),
         heavy=bool(window_size or chunk_size or softcap or alibi_slopes is not None or tree_mask is not None),
     )  # fmt: skip
-    spec = VerifySpec(
-        causal=causal, window=window_size, sink_tokens=num_sink_tokens if window_size or chunk_size else 0, chunk=chunk_size,
-        softcap=softcap, alibi=alibi_slopes is not None, tree_words=0 if tree_mask is None else tree_mask.shape[1],
-        kv_format=kernel_format, scales=scales_kind(k_scale, v_scale),
-        convert=pick_convert(props, itemsize=q.element_size(), kv_format=kernel_format), tiles_per_split=plan.tiles_per_split,
-        out_format="" if out_scale is None else OUT_FORMATS[out.dtype],
-    )  # fmt: skip
-    if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
-        k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
-    if is_ours and max_pages > 0 and _verify_sm90.takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
-        _verify_sm90.launch(
-            props, spec, q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, scratch, max_seqlen_q, num_splits,
-            softmax_scale, k_scale, v_scale,
-        )  # fmt: skip
-        return
+    spec = replace(spec, tiles_per_split=plan.tiles_per_split)
     if kv_format.rotates_k:
         q = (_verify_sm90.rotate_queries(q) if q.is_cuda else formats.rotate(q)).to(q.dtype)
     if out_scale is not None:

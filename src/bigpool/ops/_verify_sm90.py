@@ -82,7 +82,7 @@ def launch(
     if spec.kv_format == "int4":
         q = rotate_queries(q)
     k_scale, v_scale = (_given(scale, spec, lse) for scale in (k_scale, v_scale))
-    verify_sm90.verify_partial_sm90_kernel[(len(block_table), splits * plan.row_tiles, num_kv_heads)](
+    verify_sm90.verify_partial_sm90_kernel[(len(block_table), splits, num_kv_heads)](
         q, _descriptor(k_pages, plan.tile), _descriptor(v_pages, plan.tile), k_scale, v_scale, dest, lse, block_table, seq_lens,
         cu_seqlens_q, softmax_scale * reference.LOG2_E, block_table.shape[1] - 1, max_seq_len, num_pages, 0,
         *q.stride()[:2], *_scale_strides(k_scale, spec), *_scale_strides(v_scale, spec), *dest_strides, lse.stride(0),
@@ -104,7 +104,7 @@ def _shape(
     is_int4 = spec.kv_format == "int4"
     layouts = (None, None) if spec.kv_format == "plain" else (_k_layout(num_warps), _v_layout(num_warps, is_int4))
     tiles = pick_tiles_per_page(page_size, tile)
-    return Sm90Shape(spec.kv_format, spec.scales, head_dim, group, page_size, tiles, tile, rows, 1, stages, *layouts)
+    return Sm90Shape(spec.kv_format, spec.scales, head_dim, group, page_size, tiles, tile, rows, stages, *layouts)
 
 
 def _k_layout(warps: int) -> Any:
