@@ -83,28 +83,8 @@ def copy_tile(desc, raw, full, empty, page, slot, stage, phase, row, col, NBYTES
 
 
 @gluon.jit
-def producer(
-    k_desc,
-    v_desc,
-    k_raw,
-    v_raw,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    table_row_ptr,
-    max_col,
-    tile_begin,
-    tile_end,
-    k_row,
-    k_col,
-    v_row,
-    v_col,
-    TPP: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    NBYTES: gl.constexpr,
-):
+def producer(k_desc, v_desc, k_raw, v_raw, k_full, k_empty, v_full, v_empty, table_row_ptr, max_col, tile_begin, tile_end, k_row, k_col, v_row, v_col,
+             TPP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, NBYTES: gl.constexpr):
     page = gl.load(table_row_ptr + gl.minimum(tile_begin // TPP, max_col))
     for tile in range(tile_begin, tile_end):
         i = tile - tile_begin
@@ -135,9 +115,7 @@ def convert_tile(raw, tiles, words, stage, buf, FMT: gl.constexpr, GROUPS: gl.co
         z = -(1024 + (words.to(gl.int32, bitcast=True) & 15)).to(gl.float16)
         z = gl.convert_layout(z, gl.SliceLayout(1, RAW_L)).expand_dims(1)
         x, z = gl.broadcast(x, z)
-        lo, hi = gl.inline_asm_elementwise(
-            I4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r", [x, z], dtype=(gl.float16, gl.float16), is_pure=True, pack=8
-        )
+        lo, hi = gl.inline_asm_elementwise(I4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r", [x, z], dtype=(gl.float16, gl.float16), is_pure=True, pack=8)
         tiles.index(buf * GROUPS).store(lo)
         tiles.index(buf * GROUPS + 1).store(hi)
     else:
@@ -146,44 +124,10 @@ def convert_tile(raw, tiles, words, stage, buf, FMT: gl.constexpr, GROUPS: gl.co
 
 
 @gluon.jit
-def converter(
-    k_raw,
-    v_raw,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    k_tiles,
-    v_tiles,
-    kt_full,
-    kt_empty,
-    vt_full,
-    vt_empty,
-    side_k,
-    side_b,
-    side_i,
-    ks_head,
-    vs_head,
-    sks_p,
-    sks_s,
-    svs_p,
-    svs_s,
-    table_row_ptr,
-    max_col,
-    num_pages,
-    tile_begin,
-    tile_end,
-    FMT: gl.constexpr,
-    SCALED: gl.constexpr,
-    GROUPS: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    TPP: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFS: gl.constexpr,
-    CW: gl.constexpr,
-    GCOLS: gl.constexpr,
-):
+def converter(k_raw, v_raw, k_full, k_empty, v_full, v_empty, k_tiles, v_tiles, kt_full, kt_empty, vt_full, vt_empty, side_k, side_b, side_i,
+              ks_head, vs_head, sks_p, sks_s, svs_p, svs_s, table_row_ptr, max_col, num_pages, tile_begin, tile_end,
+              FMT: gl.constexpr, SCALED: gl.constexpr, GROUPS: gl.constexpr, PAGE_SIZE: gl.constexpr, TPP: gl.constexpr, TILE: gl.constexpr,
+              STAGES: gl.constexpr, BUFS: gl.constexpr, CW: gl.constexpr, GCOLS: gl.constexpr):
     RAW_L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // GCOLS, GCOLS // 8], [CW, 1], [1, 0])
     KEY_L: gl.constexpr = gl.BlockedLayout([1], [32], [CW], [0])
     offs_n = gl.arange(0, TILE, layout=KEY_L)
@@ -238,44 +182,10 @@ def converter(
 
 
 @gluon.jit
-def attend(
-    q_smem,
-    k_tiles,
-    v_tiles,
-    kt_full,
-    kt_empty,
-    vt_full,
-    vt_empty,
-    side_k,
-    side_b,
-    side_i,
-    factor,
-    dest_ptr,
-    offs_o,
-    ok,
-    table_row_ptr,
-    max_col,
-    num_pages,
-    tile_begin,
-    tile_end,
-    num_full,
-    kv_end,
-    q_pos,
-    FMT: gl.constexpr,
-    SCALED: gl.constexpr,
-    GROUPS: gl.constexpr,
-    D: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    TPP: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BUFS: gl.constexpr,
-    DT: gl.constexpr,
-    GCOLS: gl.constexpr,
-    S_L: gl.constexpr,
-    O_L: gl.constexpr,
-):
-    PLAIN: gl.constexpr = FMT == "plain"
+def attend(q_smem, k_tiles, v_tiles, kt_full, kt_empty, vt_full, vt_empty, side_k, side_b, side_i, factor, dest_ptr, offs_o, ok,
+           table_row_ptr, max_col, num_pages, tile_begin, tile_end, num_full, kv_end, q_pos,
+           FMT: gl.constexpr, SCALED: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, TPP: gl.constexpr, TILE: gl.constexpr,
+           BLOCK_M: gl.constexpr, BUFS: gl.constexpr, DT: gl.constexpr, GCOLS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr):
     ROW_L: gl.constexpr = gl.SliceLayout(1, S_L)
     KEY_L: gl.constexpr = gl.SliceLayout(0, S_L)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
@@ -370,57 +280,22 @@ def attend(
 
 
 @gluon.jit
-def init_bars(bars, N: gl.constexpr):
+def make_bars(N: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(bars.index(i), count=1)
+    return bars
 
 
 @gluon.jit(do_not_specialize=["max_col", "max_seq_len", "num_pages"])
 def partial_kernel(
-    q_ptr,
-    k_desc,
-    v_desc,
-    k_scale_ptr,
-    v_scale_ptr,
-    dest_ptr,
-    table_ptr,
-    seq_lens_ptr,
-    cu_ptr,
-    scale_log2,
-    max_col,
-    max_seq_len,
-    num_pages,
-    sq_t,
-    sq_h,
-    k_head_rows,
-    k_head_cols,
-    v_head_rows,
-    v_head_cols,
-    sks_p,
-    sks_s,
-    sks_h,
-    svs_p,
-    svs_s,
-    svs_h,
-    sd_t,
-    sd_h,
-    sd_s,
-    st_req,
-    FMT: gl.constexpr,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    TPP: gl.constexpr,
-    TILE: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    ROW_TILES: gl.constexpr,
-    STAGES: gl.constexpr,
-    BUFS: gl.constexpr,
-    SCALED: gl.constexpr,
-    PDL: gl.constexpr,
-    CW: gl.constexpr,
-    CREGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    q_ptr, k_desc, v_desc, k_scale_ptr, v_scale_ptr, dest_ptr, table_ptr, seq_lens_ptr, cu_ptr,
+    scale_log2, max_col, max_seq_len, num_pages,
+    sq_t, sq_h, k_head_rows, k_head_cols, v_head_rows, v_head_cols,
+    sks_p, sks_s, sks_h, svs_p, svs_s, svs_h, sd_t, sd_h, sd_s, st_req,
+    FMT: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE_SIZE: gl.constexpr, TPP: gl.constexpr, TILE: gl.constexpr,
+    BLOCK_M: gl.constexpr, ROW_TILES: gl.constexpr, STAGES: gl.constexpr, BUFS: gl.constexpr, SCALED: gl.constexpr, PDL: gl.constexpr,
+    CW: gl.constexpr, CREGS: gl.constexpr, num_warps: gl.constexpr,
 ):
     PLAIN: gl.constexpr = FMT == "plain"
     COLS: gl.constexpr = D // 2 if FMT == "int4" else D
@@ -460,14 +335,10 @@ def partial_kernel(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     k_boxes = gl.allocate_shared_memory(kv_dt, [STAGES, 1, CHUNKS, TILE, WIDTH], smem4)
     v_boxes = gl.allocate_shared_memory(kv_dt, [STAGES, 1, CHUNKS, TILE, WIDTH], smem4)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    init_bars(k_full, STAGES)
-    init_bars(k_empty, STAGES)
-    init_bars(v_full, STAGES)
-    init_bars(v_empty, STAGES)
+    k_full = make_bars(STAGES)
+    k_empty = make_bars(STAGES)
+    v_full = make_bars(STAGES)
+    v_empty = make_bars(STAGES)
     if PLAIN:
         k_tiles = k_boxes._reinterpret(kv_dt, [STAGES * GROUPS, TILE, GCOLS], smem)
         v_tiles = v_boxes._reinterpret(kv_dt, [STAGES * GROUPS, TILE, GCOLS], smem)
@@ -485,14 +356,10 @@ def partial_kernel(
         v_raw = v_boxes._reinterpret(kv_dt, [STAGES * CHUNKS, TILE, WIDTH], smem)
         k_tiles = gl.allocate_shared_memory(DT, [BUFS * GROUPS, TILE, GCOLS], half)
         v_tiles = gl.allocate_shared_memory(DT, [BUFS * GROUPS, TILE, GCOLS], half)
-        kt_full = gl.allocate_shared_memory(gl.int64, [BUFS, 1], mbarrier.MBarrierLayout())
-        kt_empty = gl.allocate_shared_memory(gl.int64, [BUFS, 1], mbarrier.MBarrierLayout())
-        vt_full = gl.allocate_shared_memory(gl.int64, [BUFS, 1], mbarrier.MBarrierLayout())
-        vt_empty = gl.allocate_shared_memory(gl.int64, [BUFS, 1], mbarrier.MBarrierLayout())
-        init_bars(kt_full, BUFS)
-        init_bars(kt_empty, BUFS)
-        init_bars(vt_full, BUFS)
-        init_bars(vt_empty, BUFS)
+        kt_full = make_bars(BUFS)
+        kt_empty = make_bars(BUFS)
+        vt_full = make_bars(BUFS)
+        vt_empty = make_bars(BUFS)
         side_k = gl.allocate_shared_memory(gl.float32, [BUFS, TILE], flat)
         side_b = gl.allocate_shared_memory(gl.float32, [BUFS, TILE], flat)
         side_i = gl.allocate_shared_memory(gl.float32, [BUFS, TILE], flat)
@@ -538,191 +405,18 @@ def partial_kernel(
     offs_o = (token0 + ro // GROUP) * sd_t + (kv_head * GROUP + ro % GROUP) * sd_h + split * sd_s
     BUFS_T: gl.constexpr = STAGES if PLAIN else BUFS
     if PLAIN:
-        gl.warp_specialize(
-            [
-                (
-                    attend,
-                    (
-                        q_smem,
-                        k_tiles,
-                        v_tiles,
-                        kt_full,
-                        kt_empty,
-                        vt_full,
-                        vt_empty,
-                        side_k,
-                        side_b,
-                        side_i,
-                        factor,
-                        dest_ptr,
-                        offs_o,
-                        ok,
-                        table_row_ptr,
-                        max_col,
-                        num_pages,
-                        tile_begin,
-                        tile_end,
-                        num_full,
-                        kv_end,
-                        q_pos,
-                        FMT,
-                        SCALED,
-                        GROUPS,
-                        D,
-                        PAGE_SIZE,
-                        TPP,
-                        TILE,
-                        BLOCK_M,
-                        BUFS_T,
-                        DT,
-                        GCOLS,
-                        S_L,
-                        O_L,
-                    ),
-                ),
-                (
-                    producer,
-                    (
-                        k_desc,
-                        v_desc,
-                        k_boxes,
-                        v_boxes,
-                        k_full,
-                        k_empty,
-                        v_full,
-                        v_empty,
-                        table_row_ptr,
-                        max_col,
-                        tile_begin,
-                        tile_end,
-                        kvh * k_head_rows,
-                        kvh * k_head_cols,
-                        kvh * v_head_rows,
-                        kvh * v_head_cols,
-                        TPP,
-                        TILE,
-                        STAGES,
-                        NBYTES,
-                    ),
-                ),
-            ],
-            [1],
-            [24],
-        )
+        gl.warp_specialize([(attend, (q_smem, k_tiles, v_tiles, kt_full, kt_empty, vt_full, vt_empty, side_k, side_b, side_i, factor, dest_ptr, offs_o, ok,
+                   table_row_ptr, max_col, num_pages, tile_begin, tile_end, num_full, kv_end, q_pos,
+                   FMT, SCALED, GROUPS, D, PAGE_SIZE, TPP, TILE, BLOCK_M, BUFS_T, DT, GCOLS, S_L, O_L)), (producer, (k_desc, v_desc, k_boxes, v_boxes, k_full, k_empty, v_full, v_empty, table_row_ptr, max_col, tile_begin, tile_end,
+                     kvh * k_head_rows, kvh * k_head_cols, kvh * v_head_rows, kvh * v_head_cols, TPP, TILE, STAGES, NBYTES))], [1], [24])
     else:
         ks_head = k_scale_ptr + kv_head * sks_h
         vs_head = v_scale_ptr + kv_head * svs_h
-        gl.warp_specialize(
-            [
-                (
-                    attend,
-                    (
-                        q_smem,
-                        k_tiles,
-                        v_tiles,
-                        kt_full,
-                        kt_empty,
-                        vt_full,
-                        vt_empty,
-                        side_k,
-                        side_b,
-                        side_i,
-                        factor,
-                        dest_ptr,
-                        offs_o,
-                        ok,
-                        table_row_ptr,
-                        max_col,
-                        num_pages,
-                        tile_begin,
-                        tile_end,
-                        num_full,
-                        kv_end,
-                        q_pos,
-                        FMT,
-                        SCALED,
-                        GROUPS,
-                        D,
-                        PAGE_SIZE,
-                        TPP,
-                        TILE,
-                        BLOCK_M,
-                        BUFS_T,
-                        DT,
-                        GCOLS,
-                        S_L,
-                        O_L,
-                    ),
-                ),
-                (
-                    converter,
-                    (
-                        k_raw,
-                        v_raw,
-                        k_full,
-                        k_empty,
-                        v_full,
-                        v_empty,
-                        k_tiles,
-                        v_tiles,
-                        kt_full,
-                        kt_empty,
-                        vt_full,
-                        vt_empty,
-                        side_k,
-                        side_b,
-                        side_i,
-                        ks_head,
-                        vs_head,
-                        sks_p,
-                        sks_s,
-                        svs_p,
-                        svs_s,
-                        table_row_ptr,
-                        max_col,
-                        num_pages,
-                        tile_begin,
-                        tile_end,
-                        FMT,
-                        SCALED,
-                        GROUPS,
-                        PAGE_SIZE,
-                        TPP,
-                        TILE,
-                        STAGES,
-                        BUFS,
-                        CW,
-                        GCOLS,
-                    ),
-                ),
-                (
-                    producer,
-                    (
-                        k_desc,
-                        v_desc,
-                        k_boxes,
-                        v_boxes,
-                        k_full,
-                        k_empty,
-                        v_full,
-                        v_empty,
-                        table_row_ptr,
-                        max_col,
-                        tile_begin,
-                        tile_end,
-                        kvh * k_head_rows,
-                        kvh * k_head_cols,
-                        kvh * v_head_rows,
-                        kvh * v_head_cols,
-                        TPP,
-                        TILE,
-                        STAGES,
-                        NBYTES,
-                    ),
-                ),
-            ],
-            [CW, 1],
-            [CREGS, 24],
-        )
+        gl.warp_specialize([(attend, (q_smem, k_tiles, v_tiles, kt_full, kt_empty, vt_full, vt_empty, side_k, side_b, side_i, factor, dest_ptr, offs_o, ok,
+                   table_row_ptr, max_col, num_pages, tile_begin, tile_end, num_full, kv_end, q_pos,
+                   FMT, SCALED, GROUPS, D, PAGE_SIZE, TPP, TILE, BLOCK_M, BUFS_T, DT, GCOLS, S_L, O_L)), (converter, (k_raw, v_raw, k_full, k_empty, v_full, v_empty, k_tiles, v_tiles, kt_full, kt_empty, vt_full, vt_empty, side_k, side_b, side_i,
+                          ks_head, vs_head, sks_p, sks_s, svs_p, svs_s, table_row_ptr, max_col, num_pages, tile_begin, tile_end,
+                          FMT, SCALED, GROUPS, PAGE_SIZE, TPP, TILE, STAGES, BUFS, CW, GCOLS)), (producer, (k_desc, v_desc, k_boxes, v_boxes, k_full, k_empty, v_full, v_empty, table_row_ptr, max_col, tile_begin, tile_end,
+                     kvh * k_head_rows, kvh * k_head_cols, kvh * v_head_rows, kvh * v_head_cols, TPP, TILE, STAGES, NBYTES))], [CW, 1], [CREGS, 24])
     if PDL:
         gdc_launch_dependents()

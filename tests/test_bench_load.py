@@ -26,7 +26,7 @@ def test_two_versions_live_side_by_side() -> None:
         assert shipped.kernels is not None
         assert narrowed.kernels is not None
         assert shipped.kernels is not narrowed.kernels
-        assert shipped.kernels.load_page_idx is not narrowed.kernels.load_page_idx, "the arms share the paging helper"
+        assert shipped.kernels.page_slot_ptrs is not narrowed.kernels.page_slot_ptrs, "the arms share the paging helper"
         assert list_widenings(source_of(shipped.kernels))
         assert not list_widenings(source_of(narrowed.kernels))
         assert shipped.arm is not None

@@ -146,16 +146,16 @@ def test_tiles_visited_do_not_grow_with_the_context(monkeypatch):
     """Counts the pages that a launch looks up, through the one place that does."""
     if DEVICE != "cpu":
         pytest.skip("counts in Triton's interpreter, which this machine with a GPU does not use")
-    from bigpool.kernels import verify
+    from bigpool.kernels import _paging
 
     looked_up = []
-    plain = verify.load_page_idx
+    plain = _paging.load_page_idx
 
     def counted(table_row_ptr, page_col, mask):
         looked_up.append(page_col)
         return plain(table_row_ptr, page_col, mask)
 
-    monkeypatch.setattr(verify, "load_page_idx", counted)
+    monkeypatch.setattr(_paging, "load_page_idx", counted)
     counts = []
     for length in (3_000, 12_000):
         looked_up.clear()

@@ -13,44 +13,12 @@ import triton
 import triton.language as tl
 
 from ._masks import first_key, tile_bounds, tile_of, tiles_before, visible_keys
-from ._paging import load_page_idx, page_slot_ptrs
+from ._paging import load_rows, locate_tile, page_slot_ptrs
 from .cache import _is_finite, _round, _row_scale, _store_int8
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
 REQS_AT_ONCE = tl.constexpr(128)
-
-
-@triton.jit
-def _locate(tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr, TILES_PER_PAGE: tl.constexpr):
-    """Page ids, slots, the position of the first lane, which lanes hold a key, and which of those have a page of the pool."""
-    offs_n = tl.arange(0, TILE)
-    if TILES_PER_PAGE == 0:
-        first_pos = tile * TILE
-        pos = first_pos + offs_n
-        mask_key = pos < kv_end
-        slot = pos % PAGE_SIZE
-        page_idx = load_page_idx(table_row_ptr, pos // PAGE_SIZE, mask_key)
-    else:
-        page_col = tile // TILES_PER_PAGE
-        first_slot = tile % TILES_PER_PAGE * TILE
-        slot = first_slot + offs_n
-        first_pos = page_col * PAGE_SIZE + first_slot
-        mask_key = (slot < PAGE_SIZE) & (first_pos + offs_n < kv_end)
-        page_idx = load_page_idx(table_row_ptr, page_col, True)
-    slots_in_pool = tl.where((page_idx >= 0) & (page_idx < num_pages), PAGE_SIZE, 0)
-    mask_row = mask_key & (slot < slots_in_pool)
-    return page_idx, slot, first_pos, mask_key, mask_row
-
-
-@triton.jit
-def _load_rows(ptrs, mask_row, HEAD_DIM: tl.constexpr, HEAD_DIM_PAD: tl.constexpr):
-    """Rows [N, HEAD_DIM_PAD] at `ptrs` [N]; 0 in masked rows and in the padding."""
-    offs_d = tl.arange(0, HEAD_DIM_PAD)
-    mask = mask_row[:, None]
-    if HEAD_DIM != HEAD_DIM_PAD:
-        mask = mask & (offs_d < HEAD_DIM)[None, :]
-    return tl.load(ptrs[:, None] + offs_d[None, :], mask=mask, other=0)
 
 
 @triton.jit
@@ -105,12 +73,12 @@ def prefill_sum_keys_kernel(
     end_tile = tiles_before(seq_len, PAGE_SIZE, TILE, TILES_PER_PAGE)
     total = tl.zeros([HEAD_DIM_PAD], tl.float32)
     for tile in tl.range(first_tile + share, end_tile, tl.num_programs(1)):
-        page_idx, slot, first_pos, _mask_key, mask_row = _locate(
+        page_idx, slot, first_pos, _mask_key, mask_row = locate_tile(
             tile, table_row_ptr, seq_len, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
         )
         mask_row = mask_row & (first_pos + offs_n >= low)
         k_ptrs = page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot)
-        k = _load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD).to(tl.float32)
+        k = load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD).to(tl.float32)
         total += tl.sum(tl.where(_is_finite(k), k, 0.0), 0)
     offs_d = tl.arange(0, HEAD_DIM_PAD)
     row = (req * tl.num_programs(1) + share) * tl.num_programs(2) + kv_head
@@ -150,11 +118,11 @@ def prefill_quantise_kernel(
     first_tile = tile_of(low, PAGE_SIZE, TILE, TILES_PER_PAGE)
     end_tile = tiles_before(seq_len, PAGE_SIZE, TILE, TILES_PER_PAGE)
     for tile in tl.range(first_tile + tl.program_id(1), end_tile, tl.num_programs(1)):
-        page_idx, slot, first_pos, mask_key, mask_row = _locate(
+        page_idx, slot, first_pos, mask_key, mask_row = locate_tile(
             tile, table_row_ptr, seq_len, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
         )
         k_ptrs = page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot)
-        x = _load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD).to(tl.float32) - mean[None, :]
+        x = load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD).to(tl.float32) - mean[None, :]
         x = tl.where(mask_row[:, None], x, float("nan"))
         mask_key = mask_key & (first_pos + offs_n >= low)
         row_ptr = scales_ptr + (first_row + first_pos) * num_kv_heads + kv_head
@@ -216,7 +184,7 @@ def prefill_attention_kernel(
     mask_q = q_idx < q_len
     token = q_start.to(tl.int64) + q_idx
     head = kv_head * GROUP + row % GROUP
-    q = _load_rows(q_ptr + token * stride_q_token + head * stride_q_head, mask_q, HEAD_DIM, HEAD_DIM_PAD)
+    q = load_rows(q_ptr + token * stride_q_token + head * stride_q_head, mask_q, HEAD_DIM, HEAD_DIM_PAD)
 
     chunk_start = seq_len - q_len
     q_pos = chunk_start + q_idx
@@ -255,22 +223,22 @@ def prefill_attention_kernel(
     for PHASE in tl.static_range(0 if SPEC.window else 1, 3):
         # The middle phase holds the tiles that every row sees whole.
         for visit in tl.range(bounds[PHASE], bounds[PHASE + 1], num_stages=None if PHASE == 1 else 1):
-            page_idx, slot, tile_pos, mask_key, mask_row = _locate(
+            page_idx, slot, tile_pos, mask_key, mask_row = locate_tile(
                 visit + gap, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
             )
             v_ptrs = page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot)
             if k_scale_ptr is not None:
                 first_key_row = first_row + tile_pos
                 k_ptrs = k_head_ptr + first_key_row * stride_k_slot + offs_n * stride_k_slot
-                k = _load_rows(k_ptrs, mask_key, HEAD_DIM, HEAD_DIM_PAD)
+                k = load_rows(k_ptrs, mask_key, HEAD_DIM, HEAD_DIM_PAD)
                 k_scale_row_ptr = k_scale_ptr + first_key_row * num_kv_heads + kv_head
                 k_scale = tl.load(k_scale_row_ptr + offs_n * num_kv_heads, mask=mask_key, other=0.0)
                 s = tl.dot(q, tl.trans(k), out_dtype=tl.int32).to(tl.float32) * k_scale[None, :] * row_scale[:, None]
             else:
                 k_ptrs = page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot)
-                k = _load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD)
+                k = load_rows(k_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD)
                 s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-            v = _load_rows(v_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD)
+            v = load_rows(v_ptrs, mask_row, HEAD_DIM, HEAD_DIM_PAD)
             if SPEC.softcap != 0.0:
                 if k_scale_ptr is not None:
                     s += row_shift[:, None]

@@ -13,44 +13,12 @@ import triton.language as tl
 
 from ._formats import decode, decode_unit, encode_fp8
 from ._masks import tile_bounds, visible_keys
-from ._paging import load_page_idx, page_slot_ptrs
+from ._paging import load_rows, locate_tile, page_slot_ptrs
 
 LN2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # bigpool.formats.MIN_SCALE
 MIN_SCALE = tl.constexpr(2.0**-100)
-
-
-@triton.jit
-def _tile_positions(
-    tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr, TILES_PER_PAGE: tl.constexpr
-):
-    """Page ids, slots, positions, which lanes hold a key, and which of those have a page of the pool."""
-    offs_n = tl.arange(0, TILE)
-    if TILES_PER_PAGE == 0:
-        pos = tile * TILE + offs_n
-        mask_key = pos < kv_end
-        slot = pos % PAGE_SIZE
-        page_idx = load_page_idx(table_row_ptr, pos // PAGE_SIZE, mask_key)
-    else:
-        page_col = tile // TILES_PER_PAGE
-        slot = (tile % TILES_PER_PAGE) * TILE + offs_n
-        pos = page_col * PAGE_SIZE + slot
-        mask_key = (slot < PAGE_SIZE) & (pos < kv_end)
-        page_idx = load_page_idx(table_row_ptr, page_col, True)
-    slots_in_pool = tl.where((page_idx >= 0) & (page_idx < num_pages), PAGE_SIZE, 0)
-    mask_row = mask_key & (slot < slots_in_pool)
-    return page_idx, slot, pos, mask_key, mask_row
-
-
-@triton.jit
-def _load_rows(ptrs, mask_row, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """Rows [N, WIDTH_PAD] at `ptrs` [N]; 0 in masked rows and in the padding."""
-    offs_d = tl.arange(0, WIDTH_PAD)
-    mask = mask_row[:, None]
-    if WIDTH != WIDTH_PAD:
-        mask = mask & (offs_d < WIDTH)[None, :]
-    return tl.load(ptrs[:, None] + offs_d[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -171,8 +139,8 @@ def verify_partial_kernel(
     token = token0 + q_idx
     head = kv_head * GROUP + row % GROUP
     q_ptrs = q_ptr + token * stride_q_token + head * stride_q_head
-    q_first = _load_rows(q_ptrs, mask_q, WIDTH, WIDTH_PAD)
-    q = (q_first, _load_rows(q_ptrs + WIDTH, mask_q, WIDTH, WIDTH_PAD)) if PARTS == 2 else (q_first,)
+    q_first = load_rows(q_ptrs, mask_q, WIDTH, WIDTH_PAD)
+    q = (q_first, load_rows(q_ptrs + WIDTH, mask_q, WIDTH, WIDTH_PAD)) if PARTS == 2 else (q_first,)
 
     draft_start = seq_len - q_len
     q_pos = draft_start + q_idx
@@ -223,11 +191,12 @@ def verify_partial_kernel(
                 tile += tl.where(visit < sink_tiles, 0, gap)
             elif SPEC.window or SPEC.chunk:
                 tile += gap
-            page_idx, slot, pos, mask_key, mask_row = _tile_positions(
+            page_idx, slot, first_pos, mask_key, mask_row = locate_tile(
                 tile, table_row_ptr, kv_end, num_pages, PAGE_SIZE, TILE, TILES_PER_PAGE
             )
-            k = _load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, WIDTH, WIDTH_PAD)
-            v = _load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, WIDTH, WIDTH_PAD)
+            pos = first_pos + tl.arange(0, TILE)
+            k = load_rows(page_slot_ptrs(k_head_ptr, page_idx, slot, stride_k_page, stride_k_slot), mask_row, WIDTH, WIDTH_PAD)
+            v = load_rows(page_slot_ptrs(v_head_ptr, page_idx, slot, stride_v_page, stride_v_slot), mask_row, WIDTH, WIDTH_PAD)
             k_scale, v_scale, bad_scale, bias = None, None, None, None
             if SPEC.scales == "token_head":
                 k_scale_ptrs = page_slot_ptrs(k_scale_head_ptr, page_idx, slot, stride_k_scale_page, stride_k_scale_slot)
