@@ -114,7 +114,7 @@ class _Recorder:
     def _note(self, what: str, pointer: TensorHandle, mask: Any) -> str:
         """Records an access and returns the type of the argument that it goes through."""
         data = np.broadcast_to(pointer.data, np.broadcast_shapes(pointer.data.shape, np.shape(mask))).astype(np.int64)
-        active = data[np.broadcast_to(mask, data.shape)] if mask is not None else data.ravel()
+        active = data[np.broadcast_to(np.asarray(mask, dtype=bool), data.shape)] if mask is not None else data.ravel()
         which = int(np.rint(pointer.data.astype(np.float64).ravel()[0] / 2**BASE)) - 1
         name = self.pointers[which]
         kind = str(self.kernel.meta["args"][name])

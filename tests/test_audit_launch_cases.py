@@ -10,9 +10,9 @@ import pytest
 from audit_cases._format import Kernel, kernels
 from audit_cases._judge import complaints
 from audit_compiled import compiled
+from bigpool.audit.facts import holds
 from bigpool.audit.launch.audit import audit_ttir
 from bigpool.audit.launch.compile import argument_names
-from bigpool.audit.launch.facts import holds
 from bigpool.audit.launch.lift import Lift
 from bigpool.audit.launch.ttir import Module
 from bigpool.audit.launch.values import Given

@@ -19,6 +19,8 @@ BY_NAME = {(kernel.name, kernel.variant): kernel for kernel in kernels()}
 LOADED = {"page", "slot", "state", "dst", "start", "row", "pair", "token", "base", "expert", "length"}
 NOT_MODELLED = {
     "e_experts.expert_by_scan": "the expert is counted, not loaded",
+    "e_experts.expert_found_by_search": "the expert is a loop variable",
+    "e_experts.expert_found_by_search_fixed": "the interpreter's loop variables are Python ints",
     "c_program_ids.persistent_rows": "the row is a loop variable",
     "c_program_ids.persistent_rows_fixed": "the row is a loop variable",
     "d_flat_numel.strided_flat": "the wall is that of an intermediate value",

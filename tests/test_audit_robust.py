@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from audit_texts import HEADER, audited
 from bigpool.audit import audit
+from bigpool.audit.expr import Sink, const, unary
+from bigpool.audit.finding import Span
+from bigpool.audit.slices import MAX_PARTS, followed
 from bigpool.audit.source.modules import MAX_FILE_BYTES, Unreadable, parse
 
 GOOD = HEADER + "@triton.jit\ndef f(x_ptr, stride):\n    tl.store(x_ptr + tl.program_id(0) * stride, 1.0)\n"
@@ -68,6 +71,9 @@ BIG = {
     "branches": "    y = x\n"
     + "    if n > 3:\n        y = y + n\n    else:\n        y = y * n\n" * 300
     + "    tl.store(x_ptr + y, 1.0)\n",
+    "branches on what is computed": "    y = x\n"
+    + "    y = y * n + 1\n    if y > n:\n        y = y - n\n" * 1500
+    + "    tl.store(x_ptr + y, 1.0)\n",
     "deep nesting": "".join("    " * (n + 1) + f"if n > {n}:\n" for n in range(60)) + "    " * 61 + "tl.store(x_ptr + x, 1.0)\n",
     "nested loops": "".join("    " * (n + 1) + f"for i{n} in range(n):\n" for n in range(16)) + "    " * 17 + "x_ptr += x\n",
     "an expression nested deeply": "    tl.store(x_ptr + " + "(" * 85 + "x" + " * n)" * 85 + ", 1.0)\n",
@@ -81,6 +87,14 @@ def test_large_kernels_end(tmp_path: Path, name: str) -> None:
     assert time.process_time() - begin < 10
     assert report.kernels == 1
     assert report.skipped_files == []
+
+
+def test_of_a_huge_kernel_the_first_sinks_are_followed() -> None:
+    chain = const(1, 32)
+    for _ in range(MAX_PARTS // 2):
+        chain = unary("abs", chain)
+    sinks = [Sink("address", (chain,), Span("kernels.py", line, 1, line, 2)) for line in range(1, 6)]
+    assert (followed(sinks[:1]), followed(sinks)) == (1, 1)
 
 
 def test_helpers_that_call_each_other_end(tmp_path: Path) -> None:

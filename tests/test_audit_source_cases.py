@@ -10,13 +10,6 @@ from audit_cases._format import Kernel, kernels
 from bigpool.audit import Finding, Options, Report, audit
 from bigpool.audit.assume import Assumption
 
-# What the source front end gets differently, and why. A case that starts to pass fails here until it is taken off.
-OTHERWISE = {
-    "c_program_ids.vocabulary_loss": "names row 42,729: the columns past n_cols, which the mask cuts off, are counted",
-    "d_flat_numel.compact": "names base 15,728,640: how far a scan over loaded values goes is not known, so a full tile is taken",
-    "d_flat_numel.flat_in_two_steps": "marks the product, line 28, where the case marks the sum two lines below",
-    "d_flat_numel.numel_by_value": "a sum of two counts in a mask is not reported",
-}
 CASES = [case for case in kernels() if case.meta.get("source") is not False]
 
 
@@ -64,7 +57,7 @@ def numbers(finding: Finding) -> set[int | None]:
 @pytest.mark.parametrize("case", CASES, ids=map(str, CASES))
 def test_with_the_facts_of_the_launch(case: Kernel) -> None:
     wrong = faults(case, audit([case.file], Options(bounds=tuple(facts(case)))))
-    assert bool(wrong) == (str(case) in OTHERWISE), wrong
+    assert wrong == []
 
 
 def test_without_facts_the_lines_and_rules_are_the_same() -> None:
@@ -79,8 +72,7 @@ def test_without_facts_the_lines_and_rules_are_the_same() -> None:
             for expected in case.expected
             if not any(expected.line in lines(case, finding) and finding.rule in expected.rules for finding in found)
         ]
-    assert {name for name, _ in missing} <= {
-        *OTHERWISE,
+    assert {name for name, _ in missing} == {
         "g_cast_order.cast_one_step_late",
         "n_block_pointers.descriptor_flat",
     }

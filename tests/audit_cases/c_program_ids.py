@@ -46,6 +46,37 @@ def vocabulary_loss_fixed(logits_ptr, loss_ptr, stride_row, n_cols, BLOCK: tl.co
 
 
 @triton.jit
+def padded_columns(logits_ptr, loss_ptr, stride_row, n_rows, n_cols, BLOCK: tl.constexpr):
+    # Two conditions in one mask; the lanes past the last column do not count.
+    row = tl.program_id(0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = (row < n_rows) & (cols < n_cols)
+    x = tl.load(logits_ptr + row * stride_row + cols, mask=live, other=0.0)  # expect: BP103 row 32,768
+    offs = row * stride_row + cols  # expect: BP103 row 32,767
+    tl.store(loss_ptr + offs, x, mask=live)
+
+
+@triton.jit
+def padded_columns_fixed(logits_ptr, loss_ptr, stride_row, n_rows, n_cols, BLOCK: tl.constexpr):  # expect: clean
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = (row < n_rows) & (cols < n_cols)
+    x = tl.load(logits_ptr + row * stride_row + cols, mask=live, other=0.0)
+    offs = row * stride_row + cols
+    tl.store(loss_ptr + offs, x, mask=live)
+
+
+@triton.jit
+def few_rows(out_ptr, in_ptr, stride_row, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # expect: clean
+    # The grid may be larger than the rows: the mask cuts the rest off.
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    live = (row < ROWS) & (cols < BLOCK)
+    offs = row * stride_row + cols
+    tl.store(out_ptr + offs, tl.load(in_ptr + offs, mask=live), mask=live)
+
+
+@triton.jit
 def vocabulary_row(logits_ptr, loss_ptr, stride_row, n_cols, BLOCK: tl.constexpr):
     # The same row by a pointer of its own, one column tile at a time: the product alone decides.
     row = tl.program_id(0)
@@ -184,6 +215,28 @@ META = {
         "grid": [2147483647, 13],
         "walls": [["row", "row * 50257 + cols", {"cols": 50256}]],
         "safe": ["12 * 4096 + 4095"],
+    },
+    "padded_columns": {
+        "klass": "C",
+        "report": "rows of 65,536 of which 65,538 columns are read: the row after is part of the view",
+        "args": {
+            "logits_ptr": "*bf16",
+            "loss_ptr": "*fp32",
+            "stride_row": 65536,
+            "n_rows": 100000,
+            "n_cols": 65538,
+            "BLOCK": 4096,
+        },
+        "grid": [2147483647, 17],
+        "walls": [["row", "row * 65536", {}], ["row", "row * 65536 + cols", {"cols": 65537}]],
+        "safe": ["16 * 4096 + 4095"],
+    },
+    "few_rows": {
+        "klass": "5",
+        "report": "a grid of fixed size for a few rows",
+        "args": {"out_ptr": "*bf16", "in_ptr": "*bf16", "stride_row": 16777216, "ROWS": 64, "BLOCK": 1024},
+        "grid": [4096],
+        "safe": ["63 * 16777216 + 1023"],
     },
     "vocabulary_row": {
         "klass": "C",

@@ -72,7 +72,64 @@ def expert_few(out_ptr, w_ptr, expert_ptr, stride_expert, N: tl.constexpr):  # e
     tl.store(out_ptr + pid * N + offs_n, w)
 
 
+@triton.jit
+def expert_found_by_search(out_ptr, weight_ptr, ends_ptr, stride_expert, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    # The expert is the pass of a loop in which a condition was met.
+    row = tl.program_id(0)
+    expert = 0
+    for e in range(EXPERTS):
+        expert = tl.where(tl.load(ends_ptr + e) <= row, e, expert)
+    offs = tl.arange(0, BLOCK)
+    w = tl.load(weight_ptr + expert * stride_expert + offs)  # expect: BP103|BP104 * 128
+    tl.store(out_ptr + offs, w)
+
+
+@triton.jit
+def expert_found_by_search_fixed(
+    out_ptr, weight_ptr, ends_ptr, stride_expert, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
+):  # expect: clean
+    row = tl.program_id(0)
+    expert = 0
+    for e in range(EXPERTS):
+        expert = tl.where(tl.load(ends_ptr + e) <= row, e, expert)
+    offs = tl.arange(0, BLOCK)
+    w = tl.load(weight_ptr + expert.to(tl.int64) * stride_expert + offs)
+    tl.store(out_ptr + offs, w)
+
+
+@triton.jit
+def sum_of_a_few(out_ptr, in_ptr, stride_part, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # expect: clean
+    # The loop variable itself counts a few parts.
+    offs = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for part in range(PARTS):
+        total += tl.load(in_ptr + part * stride_part + offs)
+    tl.store(out_ptr + offs, total)
+
+
 META = {
+    "expert_found_by_search": {
+        "klass": "E",
+        "report": "a grouped product that looks for the expert of its tile",
+        "args": {
+            "out_ptr": "*bf16",
+            "weight_ptr": "*bf16",
+            "ends_ptr": "*i32",
+            "stride_expert": 16777216,
+            "EXPERTS": 256,
+            "BLOCK": 1024,
+        },
+        "grid": [4096],
+        "walls": [["e", "e * 16777216", {}, 128]],
+        "safe": ["256"],
+    },
+    "sum_of_a_few": {
+        "klass": "2",
+        "report": "a sum over parts",
+        "args": {"out_ptr": "*fp32", "in_ptr": "*fp32", "stride_part": 16777216, "PARTS": 8, "BLOCK": 1024},
+        "grid": [1],
+        "safe": ["7 * 16777216 + 1023"],
+    },
     "expert_weights": {
         "klass": "E",
         "report": "experts of 4,096 x 4,096",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from math import prod
 
 from .expr import Node, Origin, Program, Var, walk
 from .growth import ARGUMENTS, OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth
@@ -16,6 +17,9 @@ from .ranges import Ranges
 
 # A lane of a tile of this many elements runs along a row.
 LONG_TILE = 1024
+# An index that its launches keep below this reaches 2^31 only with rows of 2^17 elements and more; a row of so few elements only
+# with 2^25 of them.
+FEW, SHORT_ROW = 2**14, 64
 # Fewer elements for each program than this is no tile.
 SMALL_TILE = 32
 ADDRESSES = ("address", "atomic", "base")
@@ -31,6 +35,7 @@ class Doubts:
         self.ranges = ranges
         self.growth = growth
         self.max_memory = max_memory
+        self.pieces, self.inner = program.pieces, program.inner
         self.lanes = set(_bounded_lanes(program))
         self.shared = {axis for var in _variables(program) for axis in self._shared(var)}
         self.terms = {
@@ -63,11 +68,23 @@ class Doubts:
             return "the index is only a part of the grid: a quotient or a remainder"
         if self._scaled(mono, coefficient):
             return "another address multiplies the same product further: its tensor would be beyond memory first"
-        if any(PIECES.search(node.var.name) for node in shape.arguments if node.var is not None):
+        if any(node.var.name in self.pieces or PIECES.search(node.var.name) for node in shape.arguments if node.var is not None):
             return "a row has one entry for each block of a larger tensor, which would be beyond memory first"
         if len(shape.arguments) == 1 and not self._row_seen(shape.arguments[0], terms):
             return "no data-sized axis is seen inside the stride: a row may be short, or one element"
         return ""
+
+    def launched(self, index: Node, factors: Iterable[Node], pointer: str) -> str:
+        """What the launches of the kernel say against a product."""
+        if pointer in self.inner:
+            return f"{self.inner[pointer]} has the same sizes and one more: it may be beyond memory first"
+        held = [base.var for base in self.growth.bases(index) if base.var is not None and base.var.bound_from == "launcher"]
+        if held and self.ranges.of(index)[1] < FEW:
+            return f"every launch keeps {held[0].name} below {held[0].maximum + 1:,}"
+        sizes = [
+            factor.var.maximum if factor.var and factor.var.bound_from == "launcher" else SHORT_ROW + 1 for factor in factors
+        ]
+        return f"every launch has rows of at most {prod(sizes):,}" if sizes and prod(sizes) <= SHORT_ROW else ""
 
     def _counted(self, coefficient: int, terms: Iterable[Node]) -> bool:
         """Whether lanes go in steps of a constexpr times the own step, a number: `lane * (ROWS * 2048) + row * 2048`."""
@@ -189,12 +206,14 @@ def _known(node: Node) -> bool:
 
 def _bounded_lanes(program: Program) -> Iterator[Node]:
     """Lanes of tiles that a mask compares with something that is only known at run time: the row has that length."""
+    compared: set[Node] = set()
     for sink in program.sinks:
         if sink.kind != "mask":
             continue
         for term in sink.terms:
             for node in walk(term):
-                if node.op == "cmp":
+                if node.op == "cmp" and node not in compared:
+                    compared.add(node)
                     sides = [list(walk(arg)) for arg in node.args]
                     for own, other in (sides, sides[::-1]):
                         if any(part.var is not None and part.var.origin in (*ARGUMENTS, Origin.LOAD) for part in other):

@@ -50,11 +50,12 @@ class Var:
     Attributes:
         name: what the author calls it; may be set later, when the value is assigned to a name.
         minimum, maximum: inclusive.
-        bound_from: where the bounds come from: "physics", "type", "constexpr", "assumption" or "captured".
+        bound_from: where the bounds come from: "physics", "type", "constexpr", "launcher", "assumption" or "captured".
         low, high: tighter bounds as nodes (inclusive), such as those of a loop.
         axis: of a program id or a grid size.
         pointer: for a load, the name of the tensor that is read.
         typed: False where the width of a load is only assumed.
+        lanes: for a load, the `arange`s that its address is made of: how many values it gives.
         reason: why an UNKNOWN is unknown.
     """
 
@@ -70,6 +71,7 @@ class Var:
     axis: int = -1
     pointer: str = ""
     typed: bool = True
+    lanes: tuple[Node, ...] = ()
     reason: str = ""
 
     @property
@@ -262,6 +264,7 @@ class Sink:
         pointer: name of the tensor.
         item_bytes: bytes of what the pointer counts in; 0 if unknown.
         offset_bytes: True where the terms count bytes and 2^31 is a limit in bytes.
+        guard: the mask; where it is false, nothing is accessed.
     """
 
     kind: str
@@ -271,6 +274,7 @@ class Sink:
     item_bytes: int = 0
     offset_bytes: bool = False
     unknown: str = ""
+    guard: Node | None = None
 
 
 @dataclass(slots=True)
@@ -278,7 +282,9 @@ class Program:
     """One kernel (or one specialisation of it) as its front end understood it.
 
     `gates`: constexprs that were fixed to follow one branch; `wide`: the value at which each is meant to be wide; `gated`: the
-    spans of the branches that are then taken. `calls`: (body of a helper, place of a call that was followed).
+    spans of the branches that are then taken. `calls`: (body of a helper, place of a call that was followed). `checked`: tensors
+    that have at most 2^31 elements, and what the host checks to that end; `pieces`: scalars that count tiles, as the host has it;
+    `inner`: tensors that another one goes along, with an axis more.
     """
 
     name: str
@@ -289,4 +295,7 @@ class Program:
     gated: list[tuple[str, Span]] = field(default_factory=list)
     calls: list[tuple[Span, Span]] = field(default_factory=list)
     dtypes: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, str] = field(default_factory=dict)
+    pieces: frozenset[str] = frozenset()
+    inner: dict[str, str] = field(default_factory=dict)
     skipped: str = ""

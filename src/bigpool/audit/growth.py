@@ -89,7 +89,7 @@ class Growth:
             return _least(args)
         if node.op == "phi":
             args = [self.kind(arg) for arg in node.args]
-            return _most(args)
+            return "index" if _searched(node) else _most(args)
         return _most(args)
 
     def _kind_of_var(self, node: Node) -> str:
@@ -109,6 +109,9 @@ class Growth:
         parts: dict[str, list[Node]] = {"index": [], "argument": [], "tile": []}
         for factor in mono:
             kind = self.kind(factor)
+            if kind == "argument" and factor.var is not None and factor.var.bound_from == "launcher" and factor.var.maximum <= 1:
+                # The stride of the last axis, as the launches pass it.
+                continue
             low, high = self.ranges.of(factor) if kind == "tile" else (0, 1)
             if low == high:
                 coefficient *= high
@@ -128,12 +131,26 @@ class Growth:
             ((divisor, amount),) = divisors[0].items()
             others = mono[:place] + mono[place + 1 :]
             shared = common(others, divisor)
+            if not shared and amount == 1 and self.kind(factor.args[0]) == "index":
+                # A program id goes as far as the size of its grid.
+                shared = next(((other,) for other in others if self.ranges.at_most(other, factor.args[1])), ())
             rest = without(others, shared)
             if rest is None or not amount or coefficient % amount or not shared:
                 continue
             numerator = max(self.ranges.expander.ways(factor.args[0])[0].items(), key=self._size, default=((), 1))
             return self.reduced((*rest, *numerator[0]), coefficient // amount * numerator[1])
         return mono, coefficient
+
+    def tiles(self, shape: Shape) -> bool:
+        """One entry for each tile of a matrix, `pid_m * cdiv(n, BLOCK)`: 2^31 tiles are beyond any memory."""
+        return shape.constant < USUAL_CONSTEXPR and any(
+            node.op == "floordiv" and self.kind(node.args[1]) == "tile" and self._rounded_up(node) for node in shape.arguments
+        )
+
+    def _rounded_up(self, node: Node) -> bool:
+        """Whether a quotient is `(n + BLOCK - 1) // BLOCK`: a number of tiles, not a part of a row."""
+        numerators, divisors = self.ranges.expander.ways(node.args[0]), self.ranges.expander.ways(node.args[1])
+        return any(mono in poly or not mono for poly in numerators for mono in divisors[0] if len(poly) > 1)
 
     def _size(self, item: tuple[Mono, int]) -> int:
         return self.ranges.of_mono(*item, identities=0)[1]
@@ -167,11 +184,24 @@ class Growth:
 
 
 def _ranged(node: Node) -> bool:
-    """A tile that starts at 0 and adds nothing to the usual size of a product: arange, a remainder, a flag."""
+    """A tile that starts at 0 and adds nothing to the usual size of a product: arange, a remainder, a flag.
+
+    Nor does what a constexpr holds, `CONFIG.tiles_per_page`: it may be a small count as well as a size.
+    """
     node = strip(node)
-    return (
-        node.width == 1 or node.op in ("mod", "cmp", "and") or (node.var is not None and node.var.origin is not Origin.CONSTEXPR)
-    )
+    if node.var is not None and node.var.origin is Origin.CONSTEXPR:
+        return "." in node.var.name
+    return node.width == 1 or node.op in ("mod", "cmp", "and") or node.var is not None
+
+
+def _searched(node: Node) -> bool:
+    """Whether a loop-carried value is the number of the pass that met a condition: an id, such as the expert of a tile."""
+    update = strip(node.args[-1])
+    if update.op != "select" or len(update.args) < 3:
+        return False
+    sides = [strip(arg) for arg in update.args[:2]]
+    passes = any(side.var is not None and side.var.origin is Origin.LOOP for side in sides)
+    return passes and any(side is node for side in sides)
 
 
 def counts(node: Node) -> bool:

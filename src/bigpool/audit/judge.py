@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .doubt import Doubts
 from .expr import Node, Origin, Program, Sink, Var, walk
+from .facts import Copies, Fact, holds, narrowed
 from .finding import Confidence, Severity, Span, Wall
 from .growth import OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth, Shape, counts
 from .poly import Mono, Poly, strip
 from .ranges import Ranges
-from .slices import COMPARED, DIRECT, DIVIDED, SCALED, Observed, Slice
-from .walls import Effort, Product, culprit, product, solve
+from .slices import COMPARED, DIRECT, DIVIDED, MAX_OBSERVED, SCALED, Observed, Slice, followed
+from .totals import Totals
+from .walls import Effort, Product, culprit, earliest, product, solve, total
 
 # 288 GiB: the largest card that is sold.
 DEFAULT_MAX_MEMORY = 288 * 2**30
@@ -20,13 +22,18 @@ UNKNOWN_ITEM_BYTES = 2
 # Fewer elements for each value of an index than this are columns of a small table.
 SMALL_STEP = 32
 HASH_FACTOR = 2**28
+INTEGERS = (Origin.PROGRAM_ID, Origin.ARANGE, Origin.LOOP, Origin.NUM_PROGRAMS)
 # Of a sum that does not fit, so many terms are weighed, the largest first, and for so many a wall is looked for.
 MAX_WEIGHED, MAX_SOLVED = 6, 2
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A value that can leave its range, with everything that a rule needs to name it."""
+    """A value that can leave its range, with everything that a rule needs to name it.
+
+    `first`: the operation that leaves the range first, where that is a sum around the product. `checked`: what the host checks
+    against it.
+    """
 
     program: Program
     observed: Observed
@@ -39,6 +46,8 @@ class Candidate:
     flat: bool
     siblings: int
     reasons: list[str] = field(default_factory=list)
+    first: Node | None = None
+    checked: str = ""
 
     @property
     def origin(self) -> Origin:
@@ -52,7 +61,7 @@ class Candidate:
 
     @property
     def span(self) -> Span:
-        return self.product.node.span or self.observed.sink.span
+        return (self.first or self.product.node).span or self.observed.sink.span
 
     @property
     def kind(self) -> str:
@@ -82,7 +91,9 @@ class Judge:
     def __init__(
         self, program: Program, max_memory: int = DEFAULT_MAX_MEMORY, pinned: Mapping[Node, tuple[int, int]] | None = None
     ) -> None:
-        self.program = program
+        last = followed(program.sinks)
+        self.incomplete: list[Sink] = program.sinks[last:]
+        self.program = program = replace(program, sinks=program.sinks[:last])
         self.max_memory = max_memory
         self.ranges = Ranges(pinned)
         self.growth = Growth(self.ranges)
@@ -93,12 +104,18 @@ class Judge:
         self.tiles = {part for high in highs for part in walk(high) if part.var is not None}
         self.doubts = Doubts(program, self.ranges, self.growth, max_memory)
         self.effort = Effort()
-        self.incomplete: list[Sink] = []
         self.unknown: list[tuple[Sink, str]] = []
         self.trusted: set[str] = set()
+        self._sure: dict[int, bool] = {}
+        self.totals = Totals(program, self.growth)
+        self._copies: dict[tuple[int, bool], Copies] = {}
 
     def candidates(self) -> Iterator[Candidate]:
+        judged = 0
         for sink in self.program.sinks:
+            if judged > MAX_OBSERVED:
+                self.incomplete.append(sink)
+                continue
             if sink.unknown:
                 self.unknown.append((sink, sink.unknown))
             self.ranges.work = max(self.ranges.work, 2000)
@@ -109,6 +126,7 @@ class Judge:
             for node in found.unknowns:
                 if node.var is not None and sink.kind in ("address", "atomic", "base"):
                     self.unknown.append((sink, node.var.reason))
+            judged += len(found.found)
             for observed in found.found:
                 candidate = self.candidate(observed)
                 if candidate is not None:
@@ -127,6 +145,10 @@ class Judge:
             if not terms and self._all_declared(poly) and interval[1] > high:
                 mono = max(poly, key=lambda mono: self.ranges.of_mono(mono, poly[mono])[1])
                 terms.append((interval[1], mono, poly[mono]))
+        if not terms:
+            return self._sum_of_counts(observed)
+        if self._masked_off(observed, True):
+            return None
         weighed = [
             weight
             for _, mono, coefficient in sorted(terms, key=lambda term: -term[0])[:MAX_WEIGHED]
@@ -140,6 +162,34 @@ class Judge:
             if best is not None and best.severity is not Severity.NOTE:
                 break
         return best
+
+    def _sum_of_counts(self, observed: Observed) -> Candidate | None:
+        counts = self.totals.of(observed)
+        if not counts:
+            return None
+        found, shape = Product(observed.root, observed.root, ()), self.growth.shape((counts[-1],), 1)
+        wall = total(observed, counts, self.effort)
+        return Candidate(self.program, observed, found, shape, counts[-1], wall, Severity.WARNING, Confidence.LOW, True, 0)
+
+    def _unmasked(self, sink: Sink, stated: bool) -> Copies:
+        """Values as the lanes have them that the mask leaves. `stated`: of the mask only what compares with stated bounds."""
+        key = (id(sink), stated)
+        if key not in self._copies:
+            facts = holds(sink.guard) if sink.guard is not None else []
+            self._copies[key] = narrowed([fact for fact in facts if not stated or self._numbers(fact)], self.ranges)
+        return self._copies[key]
+
+    def _numbers(self, fact: Fact) -> bool:
+        """Whether one side of a comparison is stated."""
+        return any(all(self._bounded(part) for part in walk(side) if part.var is not None) for side in (fact.left, fact.right))
+
+    def _masked_off(self, observed: Observed, stated: bool) -> bool:
+        """Whether the mask cuts off every lane on which a value leaves its range."""
+        if observed.context == COMPARED or observed.sink.guard is None:
+            return False
+        copies = self._unmasked(observed.sink, stated)
+        low, high = self.ranges.of(copies.of(observed.root))
+        return not copies.exhausted and observed.limits[0] <= low and high <= observed.limits[1]
 
     def _ways(self, root: Node) -> list[Poly]:
         if root.op == "phi":
@@ -201,25 +251,40 @@ class Judge:
 
     def _build(self, observed: Observed, weight: Weight) -> Candidate | None:
         shape, severity = weight.shape, weight.severity
-        node = culprit(observed.root, observed, self.ranges, self.growth, weight.mono)
-        found = product(node, self.growth)
+        way = culprit(observed.root, observed, self.ranges, self.growth, weight.mono)
+        found = product(way[-1], self.growth)
         if observed.context == COMPARED and not found.factors:
             return None
-        wall = solve(observed, found, self.growth, weight.main, self.effort)
+        wall = solve(observed, found, self.growth, weight.main, self.effort, self._unmasked(observed.sink, True))
         rows = [other for other in weight.siblings if other.indices and (other.grows > 1 or other.constant >= OFFSET_SCALE)]
         candidate = Candidate(
             self.program, observed, found, shape, weight.main, wall, severity, Confidence.HIGH, weight.flat, len(rows)
         )
+        if observed.sink.kind != "bound":
+            candidate.first = earliest(way, weight.mono, weight.coefficient, self.growth)
         candidate.confidence = self._confidence(candidate)
         doubt = self.doubts.of(weight.mono, weight.coefficient, observed.sink.terms)
+        if not doubt and self._masked_off(observed, False):
+            doubt = "a mask bounds the index by a constexpr of unknown value"
         if candidate.confidence is Confidence.HIGH and doubt:
             candidate.confidence = Confidence.MEDIUM
             candidate.reasons.append(doubt)
+        self._launched(candidate)
         if severity is Severity.ERROR and candidate.confidence is Confidence.LOW:
             candidate.severity = Severity.WARNING
         if wall.tensor_bytes is not None and wall.tensor_bytes > self.max_memory:
             candidate.severity = Severity.NOTE
         return candidate
+
+    def _launched(self, found: Candidate) -> None:
+        """What the launches of the kernel say against a finding."""
+        check = self.program.checked.get(found.observed.sink.pointer)
+        if check is not None and not found.compared and found.severity is not Severity.NOTE:
+            found.severity, found.checked = Severity.NOTE, check
+        doubt = self.doubts.launched(found.product.index, found.product.factors, found.observed.sink.pointer)
+        if doubt and found.confidence is Confidence.HIGH:
+            found.confidence = Confidence.MEDIUM
+            found.reasons.append(doubt)
 
     def _severity(self, observed: Observed, shape: Shape, flat: bool, main: Node | None) -> Severity | None:
         """ERROR for a finding, NOTE for what no card can reach, None for what is right by the limits of its axis."""
@@ -240,21 +305,26 @@ class Judge:
             if reach > self.max_memory:
                 return Severity.NOTE
         if shape.offset_like and (not shape.indices or shape.grows > 1):
-            return Severity.NOTE if self._tiles(shape) else Severity.ERROR
+            return Severity.NOTE if self.growth.tiles(shape) else Severity.ERROR
         counter = main is not None and main.var is not None and main.var.origin is Origin.LOOP
         if not flat or (shape.constant < SMALL_STEP and not shape.offset_like and not counter):
             return None
         if observed.narrowing and not shape.offset_like:
             return None
+        if counter and observed.context == DIVIDED and not shape.offset_like:
+            # A position that a loop counts, before it becomes a page: its axis has an int32 length.
+            return Severity.NOTE
         if main is not None and main in self.rows and shape.constant < OFFSET_SCALE and not shape.offset_like:
             return None
         return Severity.ERROR if shape.offset_like or main is None or self._loads(main) else Severity.WARNING
 
     def _integral(self, observed: Observed) -> bool:
         """Whether a comparison is surely one of integers: a load or an argument of unknown type may be a float."""
-        sure = (Origin.PROGRAM_ID, Origin.ARANGE, Origin.LOOP, Origin.NUM_PROGRAMS)
-        nodes = (node.var for term in observed.sink.terms for node in walk(term) if node.var is not None)
-        return any(var.origin in sure and var.width > 1 for var in nodes)
+        known = self._sure.get(id(observed.sink))
+        if known is None:
+            nodes = (node.var for term in observed.sink.terms for node in walk(term) if node.var is not None)
+            known = self._sure[id(observed.sink)] = any(var.origin in INTEGERS and var.width > 1 for var in nodes)
+        return known
 
     def _loads(self, main: Node) -> bool:
         return main.var is not None and main.var.origin is Origin.LOAD
@@ -304,18 +374,6 @@ class Judge:
         return any(
             node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" for node in (*shape.indices, *shape.arguments)
         )
-
-    def _tiles(self, shape: Shape) -> bool:
-        """One entry for each tile of a matrix, `pid_m * cdiv(n, BLOCK)`: 2^31 tiles are beyond any memory."""
-        return shape.constant < USUAL_CONSTEXPR and any(
-            node.op == "floordiv" and self.growth.kind(node.args[1]) == "tile" and self._rounded_up(node)
-            for node in shape.arguments
-        )
-
-    def _rounded_up(self, node: Node) -> bool:
-        """Whether a quotient is `(n + BLOCK - 1) // BLOCK`: a number of tiles, not a part of a row."""
-        numerators, divisors = self.ranges.expander.ways(node.args[0]), self.ranges.expander.ways(node.args[1])
-        return any(mono in poly or not mono for poly in numerators for mono in divisors[0] if len(poly) > 1)
 
     def _scaled_elsewhere(self, observed: Observed) -> bool:
         return any(base in self.rows for base in self.growth.bases(observed.root))

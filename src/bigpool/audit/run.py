@@ -13,6 +13,7 @@ from .finding import Confidence, Finding, Label, Severity, Span
 from .judge import DEFAULT_MAX_MEMORY, Judge
 from .source.frame import Facts
 from .source.guards import unguarded
+from .source.host import Hosts
 from .source.kernels import programs
 from .source.modules import KERNELS, Library, Module, Unreadable, load, python_files
 
@@ -83,6 +84,7 @@ class _Audit:
         self.options = options
         self.report = Report(fail_on=options.fail_on)
         self.library = Library()
+        self.hosts = Hosts(self.library)
         self.values = assume.at(options.at)
         self.stated = [*options.bounds]
         self.stated += assume.read(options.assumptions, self.values)
@@ -142,7 +144,7 @@ class _Audit:
 
         assert isinstance(function, FunctionDef)
         worlds = []
-        facts = Facts(*assume.facts(name, module.span(function), self._all_stated()))
+        facts = Facts(*assume.facts(name, module.span(function), self._all_stated()), self.hosts.of(module, name))
         for program in programs(self.library, module, name, function, self.inlined, facts):
             if program.skipped:
                 self._skip(module, program, program.skipped)

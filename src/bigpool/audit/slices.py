@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .expr import BY_TYPE, OBSERVERS, RING, Node, Sink
+from .expr import BY_TYPE, OBSERVERS, RING, Node, Sink, walk
 from .poly import Expander
 
 # How an observed value enters an address: as it is, divided first, multiplied first; or it only decides a mask or a bound.
 DIRECT, DIVIDED, SCALED, COMPARED = "direct", "divided", "scaled", "compared"
 MAX_VISITS = 4000
+# Of one kernel so many parts are walked, and so many values are judged. Real kernels take a tenth of that.
+MAX_PARTS, MAX_OBSERVED = 200_000, 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,17 @@ class Observed:
     @property
     def narrowing(self) -> bool:
         return self.via is not None and self.via.op == "trunc"
+
+
+def followed(sinks: list[Sink]) -> int:
+    """How many of the sinks of a kernel can be followed, the first ones, so that a huge kernel ends."""
+    parts = 0
+    for place, sink in enumerate(sinks):
+        for term in (*sink.terms, *([] if sink.guard is None else [sink.guard])):
+            parts += sum(1 for _ in walk(term))
+        if parts > MAX_PARTS:
+            return place
+    return len(sinks)
 
 
 class Slice:

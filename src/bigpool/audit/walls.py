@@ -7,9 +7,10 @@ from itertools import islice
 from math import prod
 
 from .expr import Node, Origin, walk
+from .facts import Copies
 from .finding import Wall
 from .growth import Growth
-from .poly import Mono, Poly, strip
+from .poly import Mono, Poly, plus, strip, without
 from .ranges import MAX_IDENTITIES, Interval, Ranges
 from .slices import Observed
 
@@ -33,28 +34,48 @@ class Product:
     factors: tuple[Node, ...]
 
 
-def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth, mono: Mono = ()) -> Node:
-    """The operation under `root` that leaves the range first: a product of the sum rather than the sum.
+def culprit(root: Node, observed: Observed, ranges: Ranges, growth: Growth, mono: Mono = ()) -> list[Node]:
+    """The way from `root` to the operation under it that leaves the range: a product of the sum rather than the sum.
 
     Of several, the one that `mono`, the term that was judged, is computed by.
     """
     node = root
     low, high = observed.limits
+    way = [root]
     for _ in range(200):
         if node.op == "phi" and node.args[-1].op in ("add", "sub", "mul"):
-            return node.args[-1]
+            return [*way, node.args[-1]]
         if node.op in ("add", "sub", "neg", "ext", "select"):
             parts = [part for part in node.args[:2] if growth.kind(part) != "tile"]
             over = [part for part in parts if not low <= ranges.of(part)[0] <= ranges.of(part)[1] <= high]
             over = [part for part in over if part.op not in ("var", "const") and (part.narrow or observed.narrowing)]
             if not over:
-                return node
+                return way
             judged = [part for part in over if any(mono in poly for poly in ranges.expander.ways(part))]
             node = max(judged or over, key=lambda part: ranges.of(part)[1])
-            if node.op in ("ext", "select") or node.op in ("add", "sub", "neg"):
-                continue
-        return node
-    return node
+            way.append(node)
+            continue
+        return way
+    return way
+
+
+def earliest(way: list[Node], mono: Mono, coefficient: int, growth: Growth) -> Node:
+    """The operation on a way that leaves the range first: the product at its end, or a sum that is a whole step ahead of it.
+
+    `mono` times `coefficient` is the term that was judged; a step is what one more of its index adds.
+    """
+    ranges = growth.ranges
+    last = ranges.expander.ways(way[-1])
+    steps = [without(mono, (factor,)) for factor in mono if growth.kind(factor) == "index"]
+    for node in reversed(way[:-1]):
+        ways = ranges.expander.ways(node)
+        if node.op != "add" or not node.narrow or way[-1].op not in ("mul", "shl") or len(ways) != 1 or len(last) != 1:
+            continue
+        ahead = plus(ways[0], last[0], -1)
+        whole = any(step is not None and ahead.get(step, 0) >= coefficient > 0 for step in steps)
+        if whole and all(amount > 0 and ranges.of_mono(other, amount)[0] >= 0 for other, amount in ahead.items()):
+            return node
+    return way[-1]
 
 
 def product(node: Node, growth: Growth) -> Product:
@@ -92,8 +113,14 @@ class Effort:
     left: int = WORK_OF_A_KERNEL
 
 
-def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | None, effort: Effort) -> Wall:
-    """The wall of a product, and of the sum around it where the rest of the sum is known."""
+def solve(
+    observed: Observed, found: Product, growth: Growth, chosen: Node | None, effort: Effort, copies: Copies | None = None
+) -> Wall:
+    """The wall of a product, and of the sum around it where the rest of the sum is known.
+
+    `copies` has values as the lanes have them that are not masked off.
+    """
+    lanes = _Lanes(observed, copies)
     name = describe(found.index)
     limit = observed.limits[1]
     step_bytes = observed.sink.item_bytes or 2
@@ -113,10 +140,10 @@ def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | Non
     tensor = None if observed.context == "compared" else size
     others = tuple(pair for pair in known if not pair[0].lstrip("-").replace(",", "").isdigit())
     if not unknown:
-        value = _first_bad(observed, found.index, effort)
+        value = lanes.first_bad(found.index, effort)
         alone = limit // max(1, abs(prod(value for _, value in known))) + 1
         form = "sum" if value is not None and value < alone else "product"
-        base = _base(observed, found, main, effort)
+        base = _base(lanes, found, main, effort)
         return Wall(name, value, others, formula, limit, tensor, None, _element(observed), base, form)
     stride = describe(unknown[0])
     example_value = next((value for word, value in EXAMPLE.items() if word in f"{name} {stride}".lower()), EXAMPLE_ROW)
@@ -129,11 +156,19 @@ def solve(observed: Observed, found: Product, growth: Growth, chosen: Node | Non
     return Wall(name, None, others, formula, limit, tensor, (stride, example_value, limit // step + 1), _element(observed))
 
 
-def _base(observed: Observed, found: Product, main: Node | None, effort: Effort) -> tuple[str, int] | None:
+def total(observed: Observed, counts: list[Node], effort: Effort) -> Wall:
+    """The wall of a sum of counts, and how large the last of them is there."""
+    value = _Lanes(observed, None).first_bad(counts[-1], effort)
+    base = None if value is None else (describe(counts[-1]), value)
+    formula = " + ".join(map(describe, counts))
+    return Wall(describe(observed.root), observed.limits[1] + 1, (), formula, observed.limits[1], None, base=base)
+
+
+def _base(lanes: _Lanes, found: Product, main: Node | None, effort: Effort) -> tuple[str, int] | None:
     """The variable that the index is computed from, and its own first bad value."""
     if main is None or main is found.index:
         return None
-    value = _first_bad(observed, main, effort)
+    value = lanes.first_bad(main, effort)
     return None if value is None else (describe(main), value)
 
 
@@ -143,30 +178,45 @@ def _only(node: Node, main: Node) -> bool:
     return len(parts) < MAX_PARTS and all(part is main or part.var is None or part.var.declared for part in parts)
 
 
-def _first_bad(observed: Observed, index: Node, effort: Effort) -> int | None:
-    """Binary search: the interval only grows with the bound of the index."""
-    low, high = 0, 2**40
-    ranges = _Certain({index: (0, 0)})
-    if not _leaves(observed, ranges, index, high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if effort.left <= 0:
+class _Lanes:
+    """What is observed, on the lanes that are not masked off."""
+
+    def __init__(self, observed: Observed, copies: Copies | None) -> None:
+        self.limits = observed.limits
+        self.copies = copies or Copies({})
+        self.root = self.copies.of(observed.root)
+        if self.copies.exhausted:
+            self.copies, self.root = Copies({}), observed.root
+
+    def first_bad(self, index: Node, effort: Effort) -> int | None:
+        """Binary search: the interval only grows with the bound of the index."""
+        low, high = 0, 2**40
+        ranges = _Certain(dict.fromkeys((index, self.copies.of(index)), (0, 0)))
+        if not self._leaves(ranges, high):
             return None
-        if _leaves(observed, ranges, index, middle):
-            high = middle
-        else:
-            low = middle + 1
-        effort.left -= WORK - max(0, ranges.work)
-    return low
+        while low < high:
+            middle = (low + high) // 2
+            if effort.left <= 0:
+                return None
+            if self._leaves(ranges, middle):
+                high = middle
+            else:
+                low = middle + 1
+            effort.left -= WORK - max(0, ranges.work)
+        return low
+
+    def _leaves(self, ranges: _Certain, value: int) -> bool:
+        ranges.at(value)
+        low, high = ranges.of(self.root)
+        return low < self.limits[0] or high > self.limits[1]
 
 
 class _Certain(Ranges):
     """Intervals in which what nobody stated is at its smallest: a wall must be certain."""
 
-    def at(self, index: Node, value: int) -> None:
-        """Starts again, with a pinned node at another value: the polynomials stay."""
-        self.pinned[index.uid] = value, value
+    def at(self, value: int) -> None:
+        """Starts again, with what is pinned at another value: the polynomials stay."""
+        self.pinned = dict.fromkeys(self.pinned, (value, value))
         self.known.clear()
         self.work = WORK
 
@@ -176,6 +226,9 @@ class _Certain(Ranges):
 
     def of(self, node: Node, depth: int = 0) -> Interval:
         var = node.var
+        if node.op in ("reduce", "scan") and len(node.args) == 1:
+            # Over one lane at least.
+            return super().of(node.args[0], depth)
         if var is None or node.uid in self.pinned or var.declared:
             return super().of(node, depth)
         if var.origin is Origin.ARANGE:
@@ -185,12 +238,6 @@ class _Certain(Ranges):
             return super().of(node, depth)
         low = min(max(var.minimum, 0), var.maximum)
         return low, low
-
-
-def _leaves(observed: Observed, ranges: _Certain, index: Node, value: int) -> bool:
-    ranges.at(index, value)
-    low, high = ranges.of(observed.root)
-    return low < observed.limits[0] or high > observed.limits[1]
 
 
 def _known(node: Node) -> int | None:

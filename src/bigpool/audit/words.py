@@ -22,6 +22,8 @@ def finding(found: Candidate) -> Finding:
     noun = rule.noun(found)
     if found.confidence is Confidence.LOW:
         message = f"32-bit {noun} may not fit"
+    elif found.checked:
+        message = f"32-bit {noun}; checked on the host"
     elif found.severity is Severity.NOTE:
         message = f"32-bit {noun}; out of reach"
     else:
@@ -77,7 +79,9 @@ def _notes(found: Candidate, result: Finding) -> None:
     result.notes += found.reasons
     for gate, value in found.program.gates.items():
         result.notes.append(f"with {gate} = {value}")
-    if found.severity is Severity.NOTE and not found.compared:
+    if found.checked:
+        result.notes.append(f"trusted: the host checks before the launch that {found.checked}")
+    elif found.severity is Severity.NOTE and not found.compared:
         result.notes.append("needs a tensor beyond --max-memory: the index is scaled again after it is widened")
 
 

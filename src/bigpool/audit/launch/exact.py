@@ -15,7 +15,7 @@ from ..finding import Confidence, Severity, Wall
 from ..growth import OFFSET_SCALE
 from ..judge import DEFAULT_MAX_MEMORY, Candidate, Judge
 from ..ranges import Interval, Ranges
-from ..slices import COMPARED, SCALED, Observed, Slice
+from ..slices import COMPARED, MAX_OBSERVED, SCALED, Observed, Slice, followed
 from ..walls import Product, describe, product
 from .lift import Lift
 
@@ -70,10 +70,15 @@ def candidates(
     """What leaves its range where neither a mask nor a branch keeps it out; each operation once, at its nearest wall."""
     judge = Judge(lifted.program, max_memory, pinned)
     best: dict[tuple[int, int, str], Candidate] = {}
+    judged, last = 0, followed(lifted.program.sinks)
     for place, sink in enumerate(lifted.program.sinks):
+        if place >= last or judged > MAX_OBSERVED:
+            lifted.unknown.append((sink, "the kernel is larger than the auditor follows"))
+            continue
         used = lifted.refined.get(place, sink)
         judge.ranges.work = max(judge.ranges.work, 2000)
         found = Slice(used)
+        judged += len(found.found)
         if used.kind in ("address", "atomic", "base"):
             _not_followed(lifted, used, found)
         for candidate in _of_sink(lifted.program, found, judge, max_memory):
@@ -228,7 +233,7 @@ def _candidate(
     confidence = Confidence.MEDIUM if observed.context == COMPARED else Confidence.HIGH
     variable = solved[0] if solved is not None and solved[0].var is not None else None
     if usual is not None:
-        candidate = replace(usual, product=found, wall=wall, variable=variable or usual.variable)
+        candidate = replace(usual, product=found, wall=wall, variable=variable or usual.variable, first=None)
         severity, confidence = usual.severity, usual.confidence
     else:
         poly = judge.ranges.expander.ways(observed.root)[0]

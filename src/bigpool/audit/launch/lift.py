@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..expr import MAX_COUNT, MAX_GRID, Node, Origin, Program, Sink, Var, close, const, phi, select, unknown, variable
+from ..facts import Fact, holds, refined
 from ..finding import Span
 from ..ranges import Ranges
-from .facts import Fact, holds, refined
 from .places import given_name, loop_variable, span
 from .ttir import Block, Function, Module, Op, Place, TtirError, element, item_bytes, width
 from .values import DATA, Given, Pointer, Value, merge

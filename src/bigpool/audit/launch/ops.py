@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ..expr import Node, Origin, Var, const, extend, unknown, variable
-from .facts import holds
+from ..facts import holds
 from .lift import Lift
 from .ttir import Op, width
 from .values import DATA, Value, merge

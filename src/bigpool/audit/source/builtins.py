@@ -11,6 +11,7 @@ from . import types
 from .conditions import bounded
 from .evaluate import cast, operate
 from .frame import Frame, constexpr
+from .lanes import length, of_pointer
 from .values import Block, DType, Float, Opaque, Plain, Pointer, Tuple, Value, as_node, merge
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def _grid(frame: Frame, name: str, arguments: Arguments) -> Value:
     key = f"{name}({place})"
     high = MAX_GRID[place] - (1 if origin is Origin.PROGRAM_ID else 0)
     var = Var(key, origin, 32, 0 if origin is Origin.PROGRAM_ID else 1, high, "physics", frame.span(arguments.node), axis=place)
+    most = frame.state.facts.host.programs(place)
+    if most is not None and 0 < most <= high:
+        var.maximum, var.bound_from = most - (origin is Origin.PROGRAM_ID), "launcher"
     return variable(var)
 
 
@@ -96,7 +100,7 @@ def pointer_of(value: Value | None) -> Pointer | None:
 def _load(frame: Frame, name: str, arguments: Arguments) -> Value:
     frame.state.accesses += 1
     target = arguments.get(0, "pointer")
-    _mask(frame, arguments.get(1, "mask") if name == "load" else arguments.by_name.get("mask"), arguments)
+    guard = _mask(frame, arguments.get(1, "mask") if name == "load" else arguments.by_name.get("mask"), arguments)
     span = frame.span(arguments.node)
     if isinstance(target, Block):
         return loaded(target.pointer.name if target.pointer else "", DType(), span)
@@ -108,8 +112,11 @@ def _load(frame: Frame, name: str, arguments: Arguments) -> Value:
         if isinstance(target, Node):
             frame.state.sink(Sink("address", (target,), span, "", 0))
         return loaded("", DType(), span)
-    frame.state.address("address", pointer, span, types.item_bytes(pointer.dtype))
-    return loaded(pointer.name, pointer.dtype, span)
+    frame.state.address("address", pointer, span, types.item_bytes(pointer.dtype), guard)
+    value = loaded(pointer.name, pointer.dtype, span)
+    if isinstance(value, Node) and value.var is not None:
+        value.var.lanes = of_pointer(pointer)
+    return value
 
 
 def loaded(name: str, dtype: DType, span: object) -> Value:
@@ -120,7 +127,7 @@ def loaded(name: str, dtype: DType, span: object) -> Value:
         return Pointer("a loaded address", (), dtype.element or DType())
     typed = dtype.kind in ("int", "uint")
     width = dtype.bits if typed else 32
-    high = min(MAX_COUNT, 2 ** (width - 1) - 1) if width <= 32 else 2**63 - 1
+    high = 2 ** (width - (dtype.kind != "uint")) - 1 if typed and width < 32 else MAX_COUNT if width <= 32 else 2**63 - 1
     var = Var(f"{name}[...]" if name else "load", Origin.LOAD, width, 0, high, "type", None, pointer=name, typed=typed)
     var.span = span  # type: ignore[assignment]
     return variable(var, dtype.kind != "uint")
@@ -131,13 +138,13 @@ def _store(frame: Frame, name: str, arguments: Arguments) -> Value:
     mask = arguments.get(2, "mask") if name == "store" else arguments.by_name.get("mask")
     if name.startswith("atomic") and name != "atomic_cas" and mask is None:
         mask = arguments.get(2, "mask")
-    _mask(frame, mask, arguments)
+    guard = _mask(frame, mask, arguments)
     target = arguments.get(0, "pointer")
     pointer = pointer_of(target)
     span = frame.span(arguments.node)
     kind = "atomic" if name.startswith("atomic") else "address"
     if pointer is not None:
-        frame.state.address(kind, pointer, span, types.item_bytes(pointer.dtype))
+        frame.state.address(kind, pointer, span, types.item_bytes(pointer.dtype), guard)
     elif isinstance(target, Opaque):
         frame.state.sink(Sink(kind, (), span, "", 0, False, target.reason))
     elif isinstance(target, Node):
@@ -147,9 +154,12 @@ def _store(frame: Frame, name: str, arguments: Arguments) -> Value:
     )
 
 
-def _mask(frame: Frame, mask: Value | None, arguments: Arguments) -> None:
-    if isinstance(mask, Node) and mask.op != "const":
-        frame.state.sink(Sink("mask", (mask,), frame.span(arguments.node)))
+def _mask(frame: Frame, mask: Value | None, arguments: Arguments) -> Node | None:
+    """Notes a mask; it is the guard of what is accessed under it."""
+    if not isinstance(mask, Node) or mask.op == "const":
+        return None
+    frame.state.sink(Sink("mask", (mask,), frame.span(arguments.node)))
+    return mask
 
 
 def _buffer(frame: Frame, name: str, arguments: Arguments) -> Value:
@@ -271,7 +281,7 @@ def _reduce(frame: Frame, name: str, arguments: Arguments) -> Value:
     if name in ("sum", "cumsum", "cumprod", "reduce", "associative_scan") and number.width and number.width < 32:
         number = extend(number, 32, number.signed)
     detail = name if name in ("sum", "cumsum", "max", "min") else "other"
-    return Node(kind, (number,), number.width or 32, number.signed, frame.span(arguments.node), detail=detail)
+    return Node(kind, (number, *length(number)), number.width or 32, number.signed, frame.span(arguments.node), detail=detail)
 
 
 def _tile(frame: Frame, name: str, arguments: Arguments) -> Value:

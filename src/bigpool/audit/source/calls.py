@@ -33,6 +33,12 @@ class Arguments:
             return self.by_name[name]
         return self.by_place[place] if place < len(self.by_place) else None
 
+    def of(self, values: tuple[Value, ...]) -> Arguments:
+        """Other arguments at the same place."""
+        other = object.__new__(Arguments)
+        other.node, other.by_place, other.by_name = self.node, [*values], {}
+        return other
+
     def shifted(self, value: Value) -> Arguments:
         """The same with `value` first: a method as a function."""
         other = object.__new__(Arguments)
@@ -68,10 +74,22 @@ def _library(frame: Frame, name: str, arguments: Arguments) -> Value:
         last = "cast"
     if root == "builtins":
         return _python(frame, last, arguments)
+    if last == "warp_specialize":
+        return _workers(frame, arguments)
     if root in TRITON or head.rpartition(".")[2] in MODULE_WORDS:
         return builtins.call(frame, last, arguments)
     handled = builtins.call(frame, last, arguments)
     return handled if not isinstance(handled, Opaque) else _unread(frame, name.rpartition("|")[2], arguments)
+
+
+def _workers(frame: Frame, arguments: Arguments) -> Value:
+    """Functions that warps of one program run, each with its arguments: `[(function, arguments), ...]`."""
+    jobs = arguments.by_place[0] if arguments.by_place else None
+    for job in jobs.items if isinstance(jobs, Tuple) else ():
+        function, values = job.items if isinstance(job, Tuple) and len(job.items) == 2 else (None, None)
+        if isinstance(function, Function) and isinstance(values, Tuple):
+            _inline(frame, function, arguments.of(values.items))
+    return Plain(None)
 
 
 def _unread(frame: Frame, name: str, arguments: Arguments) -> Value:

@@ -315,7 +315,9 @@ def _attribute(frame: Frame, node: ast.Attribute, depth: int) -> Value:
         return Tuple(tuple(constexpr("shape") for _ in range(5)))
     if node.attr in ("T", "value", "handle"):
         return value
-    if isinstance(value, Pointer) and not value.decided and not value.terms and value.var is not None:
+    plain = isinstance(value, Pointer) and not value.decided and not value.terms and value.var is not None
+    if plain or (isinstance(value, Node) and value.var is not None and value.var.origin is Origin.CONSTEXPR):
+        assert isinstance(value, (Pointer, Node))
         return field_of(frame, value, node)
     return Bound(value, node.attr)
 

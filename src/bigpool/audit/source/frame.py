@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..expr import MAX_TILE, Node, Origin, Program, Sink, Var, variable
 from ..finding import Span
+from .host import NOTHING, Host
 from .modules import Library, Module
 from .values import DType, Pointer, Term, Value, as_node
 
@@ -20,10 +21,11 @@ class Budget(Exception):
 
 @dataclass(frozen=True)
 class Facts:
-    """What was stated about parameters: element types of tensors, exact values of scalars."""
+    """What was stated about parameters: element types of tensors, exact values of scalars. `host`: what launches say."""
 
     dtypes: dict[str, DType]
     values: dict[str, int]
+    host: Host = NOTHING
 
     def dtype(self, name: str) -> DType | None:
         return self.dtypes.get(name) or self.dtypes.get(name.removesuffix("_ptr"))
@@ -51,15 +53,15 @@ class State:
             raise Budget(f"more than {MAX_STEPS:,} operations after inlining")
 
     def sink(self, sink: Sink) -> None:
-        key = (sink.kind, tuple(term.uid for term in sink.terms))
+        key = (sink.kind, tuple(term.uid for term in (*sink.terms, *([] if sink.guard is None else [sink.guard]))))
         if not self.muted and key not in self.recorded:
             self.recorded.add(key)
             self.program.sinks.append(sink)
 
-    def address(self, kind: str, pointer: Pointer, span: Span, item_bytes: int) -> None:
+    def address(self, kind: str, pointer: Pointer, span: Span, item_bytes: int, guard: Node | None = None) -> None:
         terms = tuple(term.node for term in pointer.terms)
         if terms:
-            self.sink(Sink(kind, terms, span, pointer.name, item_bytes, pointer.in_bytes))
+            self.sink(Sink(kind, terms, span, pointer.name, item_bytes, pointer.in_bytes, guard=guard))
 
 
 @dataclass(eq=False)

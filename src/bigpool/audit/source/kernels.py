@@ -24,6 +24,7 @@ def programs(
     for values in product((True, False), repeat=len(gates)):
         program = Program(name, module.span(function), gates=dict(zip(gates, values, strict=True)))
         program.wide = wide
+        program.checked, program.pieces, program.inner = facts.host.tensors, facts.host.pieces, facts.host.inner
         program.gated = [(gate, module.span(node)) for gate, nodes in gates.items() for node in nodes]
         state = State(program, library, program.gates, facts)
         try:

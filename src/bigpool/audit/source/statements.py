@@ -221,12 +221,12 @@ def _parameter(frame: Frame, arg: ast.arg) -> Value:
         frame.state.constexprs.add(arg.arg)
         if value is not None:
             return replace(const(value, 0, span), name=arg.arg, detail="constexpr")
-        return constexpr(arg.arg, span)
+        return _held(frame, arg.arg, constexpr(arg.arg, span))
     dtype = types.named(note) if note else None
     if dtype is not None and dtype.kind == "pointer":
         return Pointer(arg.arg, (), dtype.element or dtype)
     if dtype is not None and dtype.kind in ("int", "uint") and "ptr" not in note:
-        return argument(arg.arg, span, max(dtype.bits, 8))
+        return _held(frame, arg.arg, argument(arg.arg, span, max(dtype.bits, 8)))
     if dtype is not None and dtype.kind == "float":
         return Float()
     if "pointer" in note.lower() or note.endswith("Tensor"):
@@ -234,7 +234,15 @@ def _parameter(frame: Frame, arg: ast.arg) -> Value:
     if "descriptor" in note.lower():
         return Block(Pointer(arg.arg))
     width = 64 if value is not None and abs(value) > INT32_MAX else 32
-    return Pointer(arg.arg, (), decided=False, var=argument(arg.arg, span, width))
+    return Pointer(arg.arg, (), decided=False, var=_held(frame, arg.arg, argument(arg.arg, span, width)))
+
+
+def _held(frame: Frame, name: str, node: Node) -> Node:
+    """A parameter with the bound that its launches keep."""
+    most, var = frame.state.facts.host.bounds.get(name), node.var
+    if most is not None and var is not None and 0 <= most < var.maximum:
+        var.maximum, var.bound_from = most, "launcher"
+    return node
 
 
 __all__ = ["assign", "merge_names", "parameters", "replace", "run", "run_function"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..expr import INT32_MAX, INT32_MIN, Node, const
-from ..ranges import Ranges
+from .expr import INT32_MAX, INT32_MIN, Node, const
+from .ranges import Ranges
 
 _INVERSE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+# Comparisons by the names that Python's `ast` has for them.
+_SIGNS = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 MAX_FACTS = 64
 MAX_NODES = 4000
@@ -30,8 +32,9 @@ def holds(condition: Node, wanted: bool = True) -> list[Fact]:
     while stack and len(found) < MAX_FACTS:
         node, truth = stack.pop()
         if node.op == "cmp":
-            comparison = node.detail if truth else _INVERSE.get(node.detail, "")
-            if comparison:
+            sign = _SIGNS.get(node.detail, node.detail)
+            comparison = sign if truth else _INVERSE.get(sign, "")
+            if comparison in _SWAPPED:
                 found.append(Fact(_bare(node.args[0]), comparison, _bare(node.args[1])))
         elif node.op == ("and" if truth else "or") and node.width == 1:
             stack += [(arg, truth) for arg in node.args]
@@ -75,6 +78,13 @@ def refined(terms: tuple[Node, ...], facts: Iterable[Fact], ranges: Ranges) -> t
 
     A value is narrowed only if it cannot wrap itself: a comparison of a wrapped value says nothing.
     """
+    copies = narrowed(facts, ranges)
+    changed = tuple(copies.of(term) for term in terms)
+    return None if changed == terms or copies.exhausted else changed
+
+
+def narrowed(facts: Iterable[Fact], ranges: Ranges) -> Copies:
+    """Copies of values in which what the facts bound is bounded."""
     replaced: dict[int, Node] = {}
     for uid, (node, upper, lower) in _bounds(facts).items():
         low, high = ranges.of(node)
@@ -88,14 +98,10 @@ def refined(terms: tuple[Node, ...], facts: Iterable[Fact], ranges: Ranges) -> t
                 fresh = Node(op, (fresh, bound), node.width, node.signed, node.span, name=node.name)
         if fresh is not node:
             replaced[uid] = fresh
-    if not replaced:
-        return None
-    copies = _Copies(replaced)
-    changed = tuple(copies.of(term) for term in terms)
-    return None if changed == terms or copies.exhausted else changed
+    return Copies(replaced)
 
 
-class _Copies:
+class Copies:
     """Copies of graphs with some nodes replaced. Loop-carried values are not entered."""
 
     def __init__(self, replaced: dict[int, Node]) -> None:
