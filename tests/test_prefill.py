@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from bigpool.ops import _prefill_launch
-from bigpool.ops._prefill_plan import KeyPasses, PrefillConfig, PrefillWorkspace
-from bigpool.ops.prefill import prefill_attention
-from prefill_inputs import check, errors_of, make, run, same_bits
+from bigpool.ops._prefill_plan import KeyPasses, PrefillConfig
+from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
+from prefill_inputs import check, errors_of, make, outlier_call, run, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter computes bf16 wrongly.
@@ -131,23 +131,13 @@ def test_planted_keys(qk):
         assert torch.allclose(out[token, head], value, atol=0.02), (token, head)
 
 
-def outlier_call(kind, qk, seq_len=500):
-    call = make([seq_len], [60], heads=(4, 2), head_dim=128, device=DEVICE, qk=qk)
-    pages = call["block_table"][0].long()
-    if kind == "offset":
-        call["k_cache"][pages] += 16 * torch.randn(2, 128, generator=torch.Generator().manual_seed(1)).half().to(DEVICE)
-    elif kind == "channels":
-        call["k_cache"][..., 3::47] *= 5
-    return call
-
-
 # (relative error, 1 - cosine) of int8 at most; an output of zeros has (1, nan), one of another token's values about (1.4, 1).
 INT8_BOUNDS = {"normal": (0.012, 1e-4), "offset": (0.012, 1e-4), "channels": (0.03, 4e-4)}
 
 
 @pytest.mark.parametrize("kind", INT8_BOUNDS)
 def test_int8_against_the_unrounded_truth(kind):
-    call = outlier_call(kind, "int8")
+    call = outlier_call(kind, "int8", DEVICE)
     out, _ = run(call)
     relative, angle = errors_of(call, out)
     most_relative, most_angle = INT8_BOUNDS[kind]
@@ -160,15 +150,15 @@ def test_int8_against_the_unrounded_truth(kind):
 
 def test_without_the_mean_an_offset_would_ruin_int8(monkeypatch):
     """The bound of "offset" holds because the mean is taken away: without, the error is nine times larger."""
-    call = outlier_call("offset", "int8")
-    quantise = _prefill_launch._quantise
+    call = outlier_call("offset", "int8", DEVICE)
+    quantise = _prefill_launch._quantise_keys
 
-    def without_mean(kernels, k_pages, lengths, scratch, *rest):
-        no_sums = defaultdict(lambda: lambda *arguments, **options: scratch[0].zero_())
+    def without_mean(kernels, props, call, shape):
+        no_sums = defaultdict(lambda: lambda *arguments, **options: call.sums.zero_())
         versions = {"prefill_sum_keys_kernel": no_sums, "prefill_quantise_kernel": kernels.prefill_quantise_kernel}
-        quantise(SimpleNamespace(**versions), k_pages, lengths, scratch, *rest)
+        quantise(SimpleNamespace(**versions), props, call, shape)
 
-    monkeypatch.setattr(_prefill_launch, "_quantise", without_mean)
+    monkeypatch.setattr(_prefill_launch, "_quantise_keys", without_mean)
     assert errors_of(call, run(call)[0])[0] > 0.1
 
 

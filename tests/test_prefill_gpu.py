@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bigpool.kernels import prefill
 from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
 from prefill_inputs import check, errors_of, make, run, same_bits
 
@@ -88,24 +89,25 @@ def test_no_host_sync(qk):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def compilations():
+    """Compiled variants of all kernels of prefill."""
+    from triton.runtime import JITFunction
+
+    kernels = [value for value in vars(prefill).values() if isinstance(value, JITFunction)]
+    return sum(len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels)
+
+
 @pytest.mark.parametrize("qk", MODES)
 def test_lengths_compile_nothing_anew(qk):
-    from triton import knobs
-
-    compiled = []
     sizes = {"dtype": torch.bfloat16, "device": "cuda", "head_dim": 32, "qk": qk}
     run(make([75, 40], [6, 1], **sizes))
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["fn"].name)
-    try:
-        for lengths in (([16], [16]), ([1], [1]), ([700, 64, 33], [300, 64, 17]), ([4_096], [2_048]), ([250], [100])):
-            run(make(*lengths, **sizes))
-        assert compiled == []
-        # Another head dim does: the hook is at work.
-        run(make([75], [6], **sizes | {"head_dim": 48}))
-        assert compiled
-    finally:
-        knobs.runtime.jit_post_compile_hook = before
+    before = compilations()
+    for lengths in (([16], [16]), ([1], [1]), ([700, 64, 33], [300, 64, 17]), ([4_096], [2_048]), ([250], [100])):
+        run(make(*lengths, **sizes))
+    assert compilations() == before
+    # Another head dim does.
+    run(make([75], [6], **sizes | {"head_dim": 48}))
+    assert compilations() > before
 
 
 @pytest.mark.parametrize("qk", MODES)

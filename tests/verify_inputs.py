@@ -66,8 +66,20 @@ def make(
         for name in ("k_cache", "v_cache", "k_scale", "v_scale"):
             if name in tensors and tensors[name].dim() > 2:
                 tensors[name] = _as_hnd(tensors[name], contiguous=not inline)
-    tensors = {name: tensor.to(device) for name, tensor in tensors.items()} | options
+    tensors = _moved(tensors, device) | options
     return tensors | {"max_seqlen_q": max(q_lens), "kv_layout": kv_layout}
+
+
+def _moved(tensors, device):
+    """On `device`, with the same strides, offsets and shared storages."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors.values()}
+    there = {key: torch.empty(0, dtype=torch.uint8).set_(storage).to(device) for key, storage in storages.items()}
+    return {
+        name: torch.empty(0, dtype=tensor.dtype, device=device).set_(
+            there[tensor.untyped_storage().data_ptr()].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        for name, tensor in tensors.items()
+    }
 
 
 def _as_hnd(tensor, contiguous):

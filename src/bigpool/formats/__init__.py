@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..layout import fault
-from ._format import MIN_SCALE, SCALE_BYTES, SCALES, KVFormat
+from ._format import MIN_SCALE, SCALE_BYTES, SCALES, KVFormat, row_scale
 from .fp8 import FP8
 from .int4 import INT4, Int4, zero_points
 from .int8 import INT8
@@ -27,6 +27,7 @@ __all__ = [
     "of",
     "rotate",
     "rotation_block",
+    "row_scale",
     "zero_points",
 ]
 

@@ -63,6 +63,7 @@ class KVFormat(ABC):
 
 def row_scale(amax: torch.Tensor, code_max: float) -> torch.Tensor:
     """fp32 scales of rows whose largest magnitude (or span) is `amax`: 1 for rows of zeros, NaN for rows that are not finite."""
-    scale = (amax / code_max).clamp(min=MIN_SCALE)
+    # By a tensor: torch multiplies by the reciprocal of a plain number on a GPU.
+    scale = (amax / torch.full_like(amax, code_max)).clamp(min=MIN_SCALE)
     scale = torch.where(amax == 0, 1.0, scale)
     return torch.where(amax.isfinite(), scale, float("nan"))

@@ -2,40 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .. import reference_prefill
+from .. import formats, reference_prefill
 from .._device import device_props
-from ..tuning import MAX_SEQ_LEN, VerifySpec, cdiv, pick_tiles_per_page
-from ._prefill_plan import PrefillWorkspace, pick_key_passes, pick_prefill_config, prefill_head_dim_pad
+from ..tuning import MAX_SEQ_LEN, DeviceProps, VerifySpec, cdiv, pick_convert, pick_tiles_per_page
+from . import _verify_sm90
+from ._prefill_plan import (
+    PrefillConfig,
+    PrefillShape,
+    pick_key_passes,
+    pick_prefill_config,
+    prefill_head_dim_pad,
+)
+from ._prefill_scratch import PrefillWorkspace
+from ._verify_launch import KERNEL_FORMATS, kv_bytes_of, scale_strides, scales_kind
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of the torch operator, in its order. Caches and scales are seen as NHD; 0 is None.
+
+    `sums` and what follows are of a PrefillWorkspace; with qk="kept", `codes`, `scales` and `means` are of a KeyCodes.
+    """
+
+    q: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    sums: torch.Tensor | None
+    codes: torch.Tensor | None
+    scales: torch.Tensor | None
+    means: torch.Tensor | None
+    value_codes: torch.Tensor | None
+    value_scales: torch.Tensor | None
+    max_keys: int
+    max_seqlen_q: int
+    softmax_scale: float
+    qk: str = "exact"
+    pv: str = "exact"
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+    window_size: int = 0
+    num_sink_tokens: int = 0
+    softcap: float = 0.0
+
+    @property
+    def max_seq_len(self) -> int:
+        """Keys that a row of the table holds."""
+        return min(self.block_table.shape[1] * self.k_pages.shape[1], MAX_SEQ_LEN)
+
+    @property
+    def lengths(self) -> tuple[torch.Tensor, ...]:
+        return self.block_table, self.seq_lens, self.cu_seqlens_q
+
+
+SCHEMA = (
+    "prefill_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
+    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? sums, Tensor(d!)? codes, Tensor(e!)? scales, Tensor(f!)? means, "
+    "Tensor(g!)? value_codes, Tensor(h!)? value_scales, int max_keys, int max_seqlen_q, float softmax_scale, "
+    "str qk='exact', str pv='exact', Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, "
+    "int window_size=0, int num_sink_tokens=0, float softcap=0.) -> ()"
+)
 
 
 @torch.no_grad()
-def launch(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    codes: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    sums: torch.Tensor | None,
-    means: torch.Tensor | None,
-    max_seqlen_q: int,
-    softmax_scale: float,
-    int8: bool = False,
-    causal: bool = True,
-    window_size: int = 0,
-    softcap: float = 0.0,
-    *,
-    kernels: Any = None,
-) -> None:
-    """Launches on caches seen as NHD. Without scratch, int8 allocates what the table could hold. 0 is None.
+def launch(*arguments: Any, kernels: Any = None) -> None:
+    """Launches a Call. Without scratch that a mode needs, it is allocated for what the table could hold.
 
     `kernels`: a version of bigpool.kernels.prefill.
     """
@@ -44,89 +86,150 @@ def launch(
 
         kernels = prefill
 
-    num_tokens, num_q_heads, head_dim = q.shape
-    num_pages, page_size, num_kv_heads, _ = k_pages.shape
-    num_reqs, max_pages = block_table.shape
-    if num_reqs == 0 or num_tokens == 0 or max_seqlen_q == 0:
+    call = Call(*arguments)
+    if len(call.block_table) == 0 or len(call.q) == 0 or call.max_seqlen_q == 0:
         return
-    max_seq_len = min(max_pages * page_size, MAX_SEQ_LEN)
-    group = num_q_heads // num_kv_heads
-    head_dim_pad = prefill_head_dim_pad(head_dim, int8)
-    config = pick_prefill_config(device_props(q.device), head_dim_pad=head_dim_pad, itemsize=q.element_size(), int8=int8)
-    spec = VerifySpec(causal=causal, window=window_size, softcap=softcap)
-    sizes = {"HEAD_DIM": head_dim, "HEAD_DIM_PAD": head_dim_pad, "PAGE_SIZE": page_size, "SPEC": spec}
-    keys, key_strides, max_keys, extras = k_pages, k_pages.stride()[:3], 0, {}
-    if int8:
-        if codes is None or scales is None or sums is None or means is None:
-            made = PrefillWorkspace.empty(
-                max_num_reqs=num_reqs, max_num_keys=max(min(num_reqs * max_seq_len, 2**31 - 1), 1), num_kv_heads=num_kv_heads,
-                head_dim=head_dim, device=q.device,
-            )  # fmt: skip
-            codes, scales, sums, means = made.codes, made.scales, made.sums, made.means
-        lengths = block_table, seq_lens, cu_seqlens_q
-        max_keys = len(codes)
-        _quantise(kernels, k_pages, lengths, (sums, means, codes, scales), max_seq_len, sizes)
-        keys, key_strides, extras = codes, (0, num_kv_heads * head_dim, head_dim), {"k_scale_ptr": scales, "k_mean_ptr": means}
-    grid = cdiv(max_seqlen_q * group, config.block_m), num_kv_heads, num_reqs
+    props = device_props(call.q.device)
+    call = _with_scratch(call)
+    kv_format = formats.of(call.k_pages.dtype, call.k_scale)
+    if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
+        call = replace(call, k_pages=call.k_pages.view(torch.uint8), v_pages=call.v_pages.view(torch.uint8))
+    if kv_format.rotates_k:
+        q = _verify_sm90.rotate_queries(call.q) if call.q.is_cuda else formats.rotate(call.q)
+        call = replace(call, q=q.to(call.q.dtype))
+    shape, config = _plan(props, call, kv_format)
+    if call.qk == "int8":
+        _quantise_keys(kernels, props, call, shape)
+    elif call.qk == "kept":
+        _keep_keys(kernels, props, call, shape)
+    if call.pv == "fp8":
+        _quantise_values(kernels, props, call, shape)
+    num_kv_heads = call.k_pages.shape[2]
+    values = call.v_pages if call.value_codes is None else call.value_codes
+    grid = cdiv(call.max_seqlen_q * shape.group, config.block_m), num_kv_heads, len(call.block_table)
     kernels.prefill_attention_kernel[grid](
-        q, keys, v_pages, out, lse, block_table, seq_lens, cu_seqlens_q,
-        softmax_scale * reference_prefill.LOG2_E, num_pages, max_seq_len, max_keys,
-        *q.stride()[:2], *key_strides, *v_pages.stride()[:3], *out.stride()[:2], block_table.stride(0),
-        GROUP=group, TILE=config.tile, TILES_PER_PAGE=pick_tiles_per_page(page_size, config.tile), BLOCK_M=config.block_m,
-        **sizes, **extras, num_warps=config.num_warps, num_stages=config.num_stages,
+        call.q, call.k_pages, values, call.out, call.lse, *call.lengths,
+        call.softmax_scale * reference_prefill.LOG2_E, len(call.k_pages), call.max_seq_len, call.max_keys,
+        *call.q.stride()[:2], *call.k_pages.stride()[:3], *call.v_pages.stride()[:3], *call.out.stride()[:2],
+        call.block_table.stride(0), CFG=shape, **_extras(call), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
 
 
-def _quantise(
-    kernels: Any,
-    k_pages: torch.Tensor,
-    lengths: tuple[torch.Tensor, ...],
-    scratch: tuple[torch.Tensor, ...],
-    max_seq_len: int,
-    sizes: dict[str, Any],
-) -> None:
-    """Codes and scales of all keys that a query token sees, in two launches. `lengths`: block_table, seq_lens, cu_seqlens_q;
-    `scratch`: sums, means, codes, scales."""
-    num_pages, page_size, num_kv_heads, _ = k_pages.shape
-    num_reqs, table_stride = len(lengths[0]), lengths[0].stride(0)
-    passes = pick_key_passes(device_props(k_pages.device))
-    sizes = sizes | {"TILE": passes.tile, "TILES_PER_PAGE": pick_tiles_per_page(page_size, passes.tile)}
-    sizes["num_warps"] = passes.num_warps
-    strides = *k_pages.stride()[:3], table_stride
+def _with_scratch(call: Call) -> Call:
+    """`call` with no scratch that its modes do not use, and with all that they do."""
+    if call.qk == "kept" and call.pv == "exact":
+        return replace(call, value_codes=None)
+    needed = [call.codes] * (call.qk == "int8") + [call.value_codes] * (call.pv == "fp8")
+    if not needed:
+        return replace(call, codes=None, value_codes=None)
+    if any(tensor is None for tensor in needed):
+        num_reqs, page_size = len(call.block_table), call.k_pages.shape[1]
+        made = PrefillWorkspace.empty(
+            max_num_reqs=num_reqs, max_num_keys=max(min(num_reqs * call.max_seq_len, 2**31 - 1), 1),
+            num_kv_heads=call.k_pages.shape[2], head_dim=call.q.shape[2], qk="int8" if call.qk == "int8" else "exact", pv=call.pv,
+            page_size=page_size, device=call.q.device,
+        )  # fmt: skip
+        call = replace(
+            call, sums=made.sums, value_codes=made.value_codes, value_scales=made.value_scales, max_keys=made.max_num_keys
+        )
+        if call.qk == "int8":
+            call = replace(call, codes=made.codes, scales=made.scales, means=made.means)
+    return call
+
+
+def _plan(props: DeviceProps, call: Call, kv_format: formats.KVFormat) -> tuple[PrefillShape, PrefillConfig]:
+    head_dim, page_size = call.q.shape[2], call.k_pages.shape[1]
+    coded, itemsize, kv_bytes = call.qk != "exact", call.q.element_size(), kv_bytes_of(kv_format)
+    head_dim_pad = prefill_head_dim_pad(head_dim, coded, kv_format.packed == 2)
+    config = pick_prefill_config(
+        props, head_dim_pad=head_dim_pad, itemsize=itemsize, int8=coded, kv_bytes=kv_bytes, fp8=call.pv == "fp8"
+    )
+    kernel_format = KERNEL_FORMATS.get(kv_format.name, "plain")
+    spec = VerifySpec(
+        causal=call.causal, window=call.window_size, sink_tokens=call.num_sink_tokens if call.window_size else 0,
+        softcap=call.softcap, kv_format=kernel_format, scales=scales_kind(call.k_scale, call.v_scale),
+        convert=pick_convert(props, itemsize=itemsize, kv_format=kernel_format),
+    )  # fmt: skip
+    k_strides, v_strides = ((0, 0, 0) if s is None else scale_strides(s) for s in (call.k_scale, call.v_scale))
+    return PrefillShape(
+        call.q.shape[1] // call.k_pages.shape[2], head_dim, head_dim_pad, page_size, config.tile,
+        pick_tiles_per_page(page_size, config.tile), config.block_m, spec, call.qk,
+        "fp8 plain" if call.pv == "fp8" and props.interpreted else call.pv, k_strides, v_strides,
+    ), config  # fmt: skip
+
+
+def _extras(call: Call) -> dict[str, Any]:
+    """What the attention kernel is passed by name; nothing that is off."""
+    extras = {"k_scale_ptr": call.k_scale, "v_scale_ptr": call.v_scale, "sinks_ptr": call.sinks}
+    if call.qk != "exact":
+        extras |= {"codes_ptr": call.codes, "code_scale_ptr": call.scales, "mean_ptr": call.means}
+    if call.pv == "fp8":
+        extras["v_scale_ptr"] = call.value_scales
+    return {name: tensor for name, tensor in extras.items() if tensor is not None}
+
+
+def _quantise_keys(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+    """Codes and scales of all keys that a query token sees, in two launches."""
+    k, passes, num_kv_heads = call.k_pages, pick_key_passes(props), call.k_pages.shape[2]
+    shape, num_reqs = _of_pass(shape, passes.tile), len(call.block_table)
+    numbers = len(k), call.max_seq_len
+    strides = *k.stride()[:3], call.block_table.stride(0)
     kernels.prefill_sum_keys_kernel[(num_reqs, passes.shares, num_kv_heads)](
-        k_pages, scratch[0], *lengths, num_pages, max_seq_len, *strides, **sizes
+        k, call.sums, *call.lengths, *numbers, *strides, CFG=shape, num_warps=passes.num_warps
     )
     kernels.prefill_quantise_kernel[(num_reqs, passes.programs, num_kv_heads)](
-        k_pages, *scratch, *lengths, num_pages, max_seq_len, len(scratch[-1]), *strides, SHARES=passes.shares, **sizes
+        k, call.sums, call.means, call.codes, call.scales, *call.lengths, *numbers, call.max_keys, *strides,
+        SHARES=passes.shares, CFG=shape, num_warps=passes.num_warps,
+    )  # fmt: skip
+
+
+def _keep_keys(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+    """Codes and scales of the new keys, in one launch."""
+    k, passes, num_kv_heads = call.k_pages, pick_key_passes(props), call.k_pages.shape[2]
+    programs = max(min(cdiv(call.max_seqlen_q, passes.tile) + 1, passes.programs), 1)
+    kernels.prefill_keep_kernel[(len(call.block_table), programs, num_kv_heads)](
+        k, call.means, call.codes, call.scales, *call.lengths, len(k), call.max_seq_len, *k.stride()[:3],
+        call.block_table.stride(0), CFG=_of_pass(shape, passes.tile), num_warps=passes.num_warps,
+    )  # fmt: skip
+
+
+def _quantise_values(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+    """Codes and scales of all values that a query token sees, in two launches."""
+    v, passes, num_kv_heads = call.v_pages, pick_key_passes(props, call.pv), call.k_pages.shape[2]
+    shape, num_reqs = _of_pass(shape, passes.tile), len(call.block_table)
+    numbers = len(v), call.max_seq_len
+    strides = *v.stride()[:3], call.block_table.stride(0)
+    kernels.prefill_max_values_kernel[(num_reqs, passes.shares, num_kv_heads)](
+        v, call.sums, *call.lengths, *numbers, *strides, CFG=shape, num_warps=passes.num_warps
+    )
+    kernels.prefill_quantise_values_kernel[(num_reqs, passes.programs, num_kv_heads)](
+        v, call.sums, call.value_scales, call.value_codes, *call.lengths, *numbers, call.max_keys, *strides,
+        SHARES=passes.shares, CFG=shape, num_warps=passes.num_warps,
+    )  # fmt: skip
+
+
+def _of_pass(shape: PrefillShape, tile: int) -> PrefillShape:
+    """What a pass over keys or values is compiled for: the same for calls that differ in other things."""
+    spec = replace(VerifySpec(), causal=shape.spec.causal, window=shape.spec.window, sink_tokens=shape.spec.sink_tokens)
+    return PrefillShape(
+        1, shape.head_dim, shape.head_dim_pad, shape.page_size, tile, pick_tiles_per_page(shape.page_size, tile), 1, spec
     )
 
 
 @torch.no_grad()
-def run_twin(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    codes: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    sums: torch.Tensor | None,
-    means: torch.Tensor | None,
-    max_seqlen_q: int,
-    softmax_scale: float,
-    int8: bool = False,
-    causal: bool = True,
-    window_size: int = 0,
-    softcap: float = 0.0,
-) -> None:
+def run_twin(*arguments: Any) -> None:
     """`launch` on the plain-torch twin, which needs no scratch."""
-    lse.copy_(
+    call = Call(*arguments)
+    kept = None
+    if call.qk == "kept":
+        assert call.codes is not None
+        assert call.scales is not None
+        kept = call.codes, call.scales
+    call.lse.copy_(
         reference_prefill.prefill_attention(
-            q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, softmax_scale=softmax_scale, out=out,
-            qk="int8" if int8 else "exact", causal=causal, window_size=window_size or None, softcap=softcap or None,
+            call.q, call.k_pages, call.v_pages, *call.lengths, softmax_scale=call.softmax_scale, out=call.out, qk=call.qk,
+            pv=call.pv, kept=kept, k_scale=call.k_scale, v_scale=call.v_scale, sinks=call.sinks, causal=call.causal,
+            window_size=call.window_size or None, num_sink_tokens=call.num_sink_tokens, softcap=call.softcap or None,
         )[1]
     )  # fmt: skip
 
@@ -138,12 +241,7 @@ def _fake(*_arguments: Any) -> None:
 def _register() -> Any:
     """The torch operator behind `prefill_attention`: what torch.compile sees, and where CPU tensors meet the twin."""
     library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(
-        "prefill_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-        "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? codes, Tensor(d!)? scales, Tensor(e!)? sums, Tensor(f!)? means, "
-        "int max_seqlen_q, float softmax_scale, bool int8=False, bool causal=True, int window_size=0, float softcap=0.) -> ()",
-        tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-    )
+    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     library.impl("prefill_attention", launch, "CUDA")
     library.impl("prefill_attention", run_twin, "CPU")
     torch.library.register_fake("bigpool::prefill_attention", _fake, lib=library)
