@@ -10,24 +10,39 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from bigpool.kernels.verify_sm90 import verify_partial_sm90_kernel as kernel
+from bigpool.kernels.verify_sm90 import verify_partial_sm90_kernel
+from bigpool.kernels.verify_ws_sm90 import verify_partial_ws_sm90_kernel
 from bigpool.ops._verify_sm90 import _shape
-from bigpool.tuning import DeviceProps, VerifySpec
+from bigpool.tuning import DeviceProps
 from bigpool.tuning_sm90 import plan_sm90
 
 H200 = DeviceProps("H200", 90, 132, 227 * 1024)
-# (format, scales, head_dim, rows, output written at once)
+# (format, scales, head_dim, rows, page size, output written at once)
 CASES = [
-    ("plain", "", 256, 24, False),
-    ("plain", "", 64, 12, True),
-    ("int8", "token_head", 256, 24, False),
-    ("int8", "token_head", 256, 48, False),
-    ("int8", "token_head", 128, 48, True),
-    ("int4", "token_head", 256, 24, False),
-    ("int4", "token_head", 256, 6, True),
-    ("e4m3", "head", 256, 24, False),
-    ("e4m3", "head", 256, 48, False),
-    ("e5m2", "token_head", 128, 12, False),
+    ("plain", "", 256, 24, 880, False),
+    ("plain", "", 64, 12, 880, True),
+    ("int8", "token_head", 256, 24, 880, False),
+    ("int8", "token_head", 256, 48, 880, False),
+    ("int8", "token_head", 128, 48, 880, True),
+    ("int4", "token_head", 256, 24, 880, False),
+    ("int4", "token_head", 256, 6, 880, True),
+    ("e4m3", "head", 256, 24, 880, False),
+    ("e4m3", "head", 256, 48, 880, False),
+    ("e5m2", "token_head", 128, 12, 880, False),
+    ("plain", "", 256, 48, 880, False),
+    ("plain", "", 256, 96, 880, False),
+    ("plain", "", 256, 24, 16, True),
+    ("plain", "", 64, 96, 32, False),
+    ("int8", "token_head", 256, 96, 880, False),
+    ("int8", "token_head", 128, 24, 16, True),
+    ("int8", "token_head", 64, 16, 880, False),
+    ("int4", "token_head", 256, 48, 880, False),
+    ("int4", "token_head", 256, 96, 16, True),
+    ("int4", "token_head", 128, 24, 880, False),
+    ("int4", "token_head", 64, 96, 16, False),
+    ("e4m3", "head", 256, 96, 880, False),
+    ("e4m3", "token_head", 256, 24, 16, False),
+    ("e5m2", "token_head", 64, 24, 16, True),
 ]
 CACHE_TYPES = {"plain": "bf16", "int8": "i8"}
 ALIGNED = ("stride_q_token", "stride_q_head", "stride_dest_token", "stride_dest_head", "stride_dest_split")
@@ -45,15 +60,17 @@ def type_of(name, kv_format, one_split):
     return "fp32" if name == "scale_log2" else "i32"
 
 
-def compile_case(kv_format, scales, head_dim, rows, one_split):
-    sizes = {"num_reqs": 1, "num_kv_heads": 4, "page_size": 880, "max_seq_len": 32_768}
+def compile_case(kv_format, scales, head_dim, rows, page_size, one_split):
+    sizes = {"num_reqs": 1, "num_kv_heads": 4, "page_size": page_size, "max_seq_len": 32_768}
     plan = plan_sm90(H200, kv_format=kv_format, head_dim=head_dim, rows=rows, **sizes)
-    spec = VerifySpec(kv_format=kv_format, scales=scales)
-    shape = _shape(spec, head_dim, 6, 880, plan.tile, plan.rows, plan.stages, plan.num_warps)
+    kernel = verify_partial_ws_sm90_kernel if plan.specialised else verify_partial_sm90_kernel
+    shape = _shape(kv_format, scales, head_dim, 6, page_size, plan)
     bits = 16 if kv_format == "plain" else 8
-    cols, width = head_dim // 2 if kv_format == "int4" else head_dim, 1024 // bits
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=5)
-    descriptor = f"tensordesc<{CACHE_TYPES.get(kv_format, 'u8')}[1, 1, {cols // width}, {plan.tile}, {width}],{layout!r}>"
+    cols = head_dim // 2 if kv_format == "int4" else head_dim
+    width = min(1024 // bits, cols)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=width * bits // 8, element_bitwidth=bits, rank=5)
+    parts, slots = (cols // width, plan.tile) if plan.pages_per_tile == 1 else (1, page_size)
+    descriptor = f"tensordesc<{CACHE_TYPES.get(kv_format, 'u8')}[1, 1, {parts}, {slots}, {width}],{layout!r}>"
     constants = {"CFG": shape, "num_warps": plan.num_warps}
     names = kernel.arg_names
     signature = {
@@ -71,10 +88,11 @@ def compile_case(kv_format, scales, head_dim, rows, one_split):
         cubin.flush()
         sass = subprocess.run([tool, "-sass", cubin.name], capture_output=True, text=True, check=True).stdout
     return {
-        "case": [kv_format, scales, head_dim, rows, one_split],
+        "case": [kv_format, scales, head_dim, rows, page_size, one_split],
+        "specialised": plan.specialised,
         "shared": compiled.metadata.shared,
         "spills": sass.count("STL") + sass.count("LDL"),
-        "products": sass.count("HGMMA"),
+        "products": sass.count("HGMMA") + sass.count("IGMMA"),
         "waits": sass.count("WARPGROUP.DEPBAR"),
     }
 

@@ -19,7 +19,7 @@ MAX_LINES = 400
 BASE = {"errors", "layout"}
 PURE = BASE | {"tuning", "tuning_sm90", "cost"}
 TENSORS = PURE | {"_check", "_device", "formats", "workspace", "reference"}
-CACHE = TENSORS | {"cache", "reference_cache", "reference_merge", "reference_prefill"}
+CACHE = TENSORS | {"cache", "reference_cache", "reference_merge", "reference_prefill", "reference_prefill_keys"}
 OPS = CACHE | {"kernels", "ops"}
 PROOF = OPS | {"pools", "bigpool", "proof"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": BASE | {"_check", "formats"},
     "reference_cache": BASE | {"formats", "cache"},
     "reference_merge": BASE,
-    "reference_prefill": BASE | {"tuning", "formats"},
+    "reference_prefill": BASE | {"tuning", "formats", "reference_prefill_keys"},
+    "reference_prefill_keys": BASE | {"formats"},
     "kernels": {"kernels"},
     "ops": OPS,
     "pools": OPS | {"pools"},

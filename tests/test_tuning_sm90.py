@@ -10,7 +10,7 @@ from bigpool.ops import _verify_launch, _verify_sm90
 from bigpool.ops import verify as verify_op
 from bigpool.ops._verify_sm90 import _fits_tma, _given, _splits_that_fit
 from bigpool.tuning import DeviceProps, VerifySpec
-from bigpool.tuning_sm90 import plan_sm90, sm90_supports
+from bigpool.tuning_sm90 import pick_kernel, plan_sm90, sm90_supports
 from verify_inputs import judge, make, run
 
 H200 = DeviceProps("H200", 90, 132, 227 * 1024)
@@ -33,13 +33,50 @@ def test_any_other_option_goes_to_the_plain_kernel(option):
 
 
 @pytest.mark.parametrize(
-    ("kv_format", "changes"),
-    [("plain", {"itemsize": 4}), ("plain", {"head_dim": 80}), ("plain", {"head_dim": 512}), ("plain", {"rows": 33}),
-     ("int8", {"rows": 65}), ("int8", {"head_dim": 64}), ("int4", {"head_dim": 128}), ("plain", {"page_size": 16}),
-     ("int8", {"page_size": 64, "rows": 48})],
-)  # fmt: skip
+    "changes",
+    [{"itemsize": 4}, {"head_dim": 80}, {"head_dim": 512}, {"rows": 129}, {"page_size": 8}, {"page_size": 72}],
+    ids=lambda changes: "-".join(f"{name}{value}" for name, value in changes.items()),
+)
+@pytest.mark.parametrize("kv_format", ["plain", "int8", "int4", "e4m3", "e5m2"])
 def test_sizes_that_go_to_the_plain_kernel(kv_format, changes):
     assert not sm90_supports(H200, VerifySpec(kv_format=kv_format), **(CASE | changes))
+
+
+SWAPPED, SPECIALISED = "swapped", "specialised"
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "head_dim", "rows", "page_size", "expected"),
+    [
+        ("plain", 256, 32, 880, SWAPPED), ("plain", 256, 33, 880, SPECIALISED), ("plain", 64, 96, 64, SPECIALISED),
+        ("int4", 256, 32, 880, SWAPPED), ("int4", 256, 33, 880, SPECIALISED), ("int4", 128, 6, 880, SPECIALISED),
+        ("int8", 256, 64, 880, SWAPPED), ("int8", 256, 65, 880, SPECIALISED), ("int8", 64, 6, 880, SPECIALISED),
+        ("int8", 256, 48, 64, SPECIALISED), ("e4m3", 256, 64, 880, SWAPPED), ("e4m3", 256, 96, 880, SPECIALISED),
+        ("e5m2", 128, 64, 880, SWAPPED), ("plain", 256, 6, 16, SPECIALISED), ("int8", 128, 6, 32, SPECIALISED),
+        ("plain", 256, 129, 880, ""), ("int8", 256, 6, 8, ""), ("plain", 96, 6, 880, ""),
+    ],
+)  # fmt: skip
+def test_which_kernel_has_which_rows(kv_format, head_dim, rows, page_size, expected):
+    assert pick_kernel(kv_format, head_dim=head_dim, rows=rows, page_size=page_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "head_dim", "rows", "page_size", "expected"),
+    [
+        ("plain", 256, 48, 880, (64, 2, 4, 14, 1, 128)),
+        ("plain", 256, 96, 880, (128, 2, 8, 14, 1, 56)),
+        ("int8", 256, 96, 16, (128, 2, 8, 1, 4, 40)),
+        ("int8", 128, 6, 32, (64, 2, 4, 1, 2, 128)),
+        ("e4m3", 256, 96, 880, (128, 1, 8, 14, 1, 56)),
+        ("e4m3", 128, 96, 64, (128, 2, 8, 1, 1, 56)),
+    ],
+)
+def test_plans_of_specialised_warps(kv_format, head_dim, rows, page_size, expected):
+    sizes = {"num_reqs": 1, "num_kv_heads": 4, "page_size": page_size, "max_seq_len": 131_072}
+    plan = plan_sm90(H200, kv_format=kv_format, head_dim=head_dim, rows=rows, **sizes)
+    assert plan.specialised
+    assert (plan.tile, plan.num_splits) == (64, 33)
+    assert (plan.rows, plan.stages, plan.num_warps, plan.tiles_per_page, plan.pages_per_tile, plan.decode_regs) == expected
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])

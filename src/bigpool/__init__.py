@@ -13,9 +13,10 @@ from .layout import KVLayout
 
 if TYPE_CHECKING:
     from .cache import KVCache
+    from .ops.attention import attention
     from .ops.cache import gather_kv, write_kv
     from .ops.merge import merge_states
-    from .ops.prefill import PrefillWorkspace, prefill_attention
+    from .ops.prefill import KeyCodes, PrefillWorkspace, prefill_attention
     from .ops.verify import pack_tree_mask, verify_attention
     from .pools import SparsePool
     from .workspace import Workspace
@@ -25,10 +26,12 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "KVCache",
     "KVLayout",
+    "KeyCodes",
     "PrefillWorkspace",
     "SparsePool",
     "Workspace",
     "__version__",
+    "attention",
     "gather_kv",
     "merge_states",
     "pack_tree_mask",
@@ -41,9 +44,11 @@ EXTRAS_REMEDY = "pip install 'bigpool[kernels]' on a machine with an NVIDIA GPU,
 
 _LAZY = {
     "KVCache": "bigpool.cache",
+    "KeyCodes": "bigpool.ops.prefill",
     "PrefillWorkspace": "bigpool.ops.prefill",
     "SparsePool": "bigpool.pools",
     "Workspace": "bigpool.workspace",
+    "attention": "bigpool.ops.attention",
     "gather_kv": "bigpool.ops.cache",
     "merge_states": "bigpool.ops.merge",
     "pack_tree_mask": "bigpool.ops.verify",

@@ -52,7 +52,8 @@ class VerifySpec:
 
     `kv_format` "plain" | "int8" | "int4" | "e4m3" | "e5m2"; `scales` "" | "head" | "token_head"; `convert` how codes become
     numbers: "plain" Triton, or "asm", byte permutes of NVIDIA cards; `tree_words` int32 words of a tree mask per token;
-    `tiles_per_split` fixes the bounds of splits.
+    `tiles_per_split` fixes the bounds of splits. `longest`: requests with more query tokens are left alone, and scratch has that
+    many rows for each request.
     """
 
     causal: bool = True
@@ -67,6 +68,7 @@ class VerifySpec:
     convert: str = "plain"
     tiles_per_split: int = 0
     out_format: str = ""
+    longest: int = 0
 
 
 PLAIN_SPEC = VerifySpec()

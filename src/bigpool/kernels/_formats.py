@@ -71,6 +71,17 @@ def decode(raw, zero, KV_FORMAT: tl.constexpr, HIGH: tl.constexpr, DTYPE: tl.con
 
 
 @triton.jit
+def decode_parts(raw, words, KV_FORMAT: tl.constexpr, DTYPE: tl.constexpr, CONVERT: tl.constexpr):
+    """A tuple of tiles, a part of the head dim each, of a tile as it is stored; `words` [N] are its scales, for int4."""
+    if KV_FORMAT == "int4":
+        zero = words.to(tl.int32, bitcast=True) & 15
+        parts = (decode(raw, zero, KV_FORMAT, False, DTYPE, CONVERT), decode(raw, zero, KV_FORMAT, True, DTYPE, CONVERT))
+    else:
+        parts = (decode(raw, words, KV_FORMAT, False, DTYPE, CONVERT),)
+    return parts
+
+
+@triton.jit
 def _decode_asm(raw, zero, KV_FORMAT: tl.constexpr, HIGH: tl.constexpr, DTYPE: tl.constexpr):
     if KV_FORMAT == "int4":
         points = tl.broadcast_to(zero.to(tl.uint8)[:, None], raw.shape)

@@ -9,6 +9,8 @@ subtracted: exact, one instruction for two values.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+# bigpool.formats.MIN_SCALE
+MIN_SCALE = gl.constexpr(2.0**-100)
 INT8_K = gl.constexpr("""{
 .reg .b32 x, excess;
 mov.b32 excess, 0xE480E480;
@@ -65,21 +67,12 @@ prmt.b32 $1, low, 0, 0x3424;
 prmt.b32 $2, high, 0, 0x1404;
 prmt.b32 $3, high, 0, 0x3424;
 }""")
-# Low nibbles of bytes (0, 2) and (1, 3), then the high ones, less 8.
-INT4_K = gl.constexpr("""{
-.reg .b32 x, y, z, excess;
-mov.b32 excess, 0xE408E408;
-shr.u32 x, $4, 4;
-shr.u32 y, $4, 8;
-shr.u32 z, $4, 12;
-lop3.b32 $0, $4, 0x000F000F, 0x64006400, 0xEA;
-lop3.b32 $1, y, 0x000F000F, 0x64006400, 0xEA;
-lop3.b32 $2, x, 0x000F000F, 0x64006400, 0xEA;
-lop3.b32 $3, z, 0x000F000F, 0x64006400, 0xEA;
-add.rn.f16x2 $0, $0, excess;
-add.rn.f16x2 $1, $1, excess;
-add.rn.f16x2 $2, $2, excess;
-add.rn.f16x2 $3, $3, excess;
+# The low nibbles as bytes, then the high ones.
+INT4_BYTES = gl.constexpr("""{
+.reg .b32 x;
+shr.u32 x, $2, 4;
+and.b32 $0, $2, 0x0F0F0F0F;
+and.b32 $1, x, 0x0F0F0F0F;
 }""")
 # One nibble of each byte of two keys, less 8: $6 is the shift, 0 or 4, in every byte.
 INT4_V = gl.constexpr("""{
@@ -102,6 +95,32 @@ add.rn.f16x2 $1, $1, excess;
 add.rn.f16x2 $2, $2, excess;
 add.rn.f16x2 $3, $3, excess;
 }""")
+# Low nibbles of 8 bytes, then the high ones; $10 holds minus (1024 + zero point) twice.
+INT4_VALUES = gl.constexpr("""{
+.reg .b32 x, y, u, v;
+and.b32 x, $8, 0x0F0F0F0F;
+and.b32 y, $9, 0x0F0F0F0F;
+shr.u32 u, $8, 4;
+shr.u32 v, $9, 4;
+and.b32 u, u, 0x0F0F0F0F;
+and.b32 v, v, 0x0F0F0F0F;
+prmt.b32 $0, x, 0x64646464, 0x4140;
+prmt.b32 $1, x, 0x64646464, 0x4342;
+prmt.b32 $2, y, 0x64646464, 0x4140;
+prmt.b32 $3, y, 0x64646464, 0x4342;
+prmt.b32 $4, u, 0x64646464, 0x4140;
+prmt.b32 $5, u, 0x64646464, 0x4342;
+prmt.b32 $6, v, 0x64646464, 0x4140;
+prmt.b32 $7, v, 0x64646464, 0x4342;
+add.rn.f16x2 $0, $0, $10;
+add.rn.f16x2 $1, $1, $10;
+add.rn.f16x2 $2, $2, $10;
+add.rn.f16x2 $3, $3, $10;
+add.rn.f16x2 $4, $4, $10;
+add.rn.f16x2 $5, $5, $10;
+add.rn.f16x2 $6, $6, $10;
+add.rn.f16x2 $7, $7, $10;
+}""")
 LOG2 = gl.constexpr("lg2.approx.f32 $0, $1;")
 INVERSE = gl.constexpr("rcp.approx.f32 $0, $1;")
 
@@ -118,10 +137,10 @@ def decode_k(raw, CFG: gl.constexpr):
 
 
 @gluon.jit
-def decode_k_int4(raw):
-    """Two tiles: the low nibbles, the high ones."""
-    types: gl.constexpr = (gl.float16, gl.float16)
-    return gl.inline_asm_elementwise(INT4_K, "=&r,=&r,=&r,=&r,r", [raw], dtype=types, is_pure=True, pack=4)
+def split_int4(raw):
+    """Two tiles of codes 0..15 as int8: the low nibbles, the high ones."""
+    types: gl.constexpr = (gl.int8, gl.int8)
+    return gl.inline_asm_elementwise(INT4_BYTES, "=&r,=&r,r", [raw], dtype=types, is_pure=True, pack=4)
 
 
 @gluon.jit
@@ -138,6 +157,14 @@ def decode_v(raw, CFG: gl.constexpr):
 @gluon.jit
 def decode_v_int4(raw, shift):
     return gl.inline_asm_elementwise(INT4_V, "=&r,=&r,=&r,=&r,r,r,r,r", [raw, shift], dtype=gl.float16, is_pure=True, pack=8)
+
+
+@gluon.jit
+def split_int4_values(raw, bias):
+    """Two tiles of values: the low nibbles, the high ones, less the zero points; `bias` is minus (1024 + zero point), fp16."""
+    types: gl.constexpr = (gl.float16, gl.float16)
+    constraints: gl.constexpr = "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r"
+    return gl.inline_asm_elementwise(INT4_VALUES, constraints, [raw, bias], dtype=types, is_pure=True, pack=8)
 
 
 @gluon.jit

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from ._formats_sm90 import decode_k, decode_k_int4, decode_v, decode_v_int4
+from ._formats_sm90 import decode_k, decode_v, decode_v_int4, split_int4
 
 
 @gluon.jit
@@ -27,18 +27,47 @@ def _v_operand(x, CFG: gl.constexpr, O_LAYOUT: gl.constexpr, num_warps: gl.const
 
 
 @gluon.jit
+def begin_scores(k_tiles, stage, q_smem, opaque, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """Products of queries and of keys as they lie in shared memory, of int8 one for each digit: a tuple, not waited for."""
+    if CFG.kv_format == "plain":
+        zero = gl.full([CFG.tile, CFG.rows], 0.0, gl.float32, S_LAYOUT)
+        q = q_smem.index(opaque).permute((1, 0))
+        sums = (warpgroup_mma(k_tiles.index(stage), q, zero, use_acc=False, is_async=True),)
+    else:
+        BLOCKS: gl.constexpr = CFG.head_dim // 128
+        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], S_LAYOUT.warps_per_cta, [16, CFG.rows, 32])
+        a = gl.full([CFG.tile, CFG.rows], 0, gl.int32, LAYOUT)
+        b = a
+        c = a
+        for block in gl.static_range(BLOCKS):
+            k = k_tiles.index(stage * BLOCKS + block)
+            q = opaque + block
+            a = warpgroup_mma(k, q_smem.index(q).permute((1, 0)), a, use_acc=block > 0, is_async=True)
+            b = warpgroup_mma(k, q_smem.index(q + BLOCKS).permute((1, 0)), b, use_acc=block > 0, is_async=True)
+            c = warpgroup_mma(k, q_smem.index(q + 2 * BLOCKS).permute((1, 0)), c, use_acc=block > 0, is_async=True)
+        sums = (a, b, c)
+    return sums
+
+
+@gluon.jit
+def end_scores(sums, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """S^T of what `begin_scores` began, after a wait for it and for all products since."""
+    if CFG.kv_format == "plain":
+        s = warpgroup_mma_wait(0, deps=[sums[0]])
+    else:
+        a, b, c = warpgroup_mma_wait(0, deps=[sums[0], sums[1], sums[2]])
+        s = (a * 128 + b).to(gl.float32) * 128.0 + c.to(gl.float32)
+        s = gl.convert_layout(s, S_LAYOUT, assert_trivial=True)
+    return s
+
+
+@gluon.jit
 def scores(k_tiles, stage, q_smem, opaque, zero, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
     """S^T of a tile. `opaque` is 0: addresses that depend on it are not kept in registers from tile to tile."""
-    if CFG.kv_format == "plain":
-        s = warpgroup_mma(k_tiles.index(stage), q_smem.index(opaque).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-    elif CFG.kv_format == "int4":
-        low, high = decode_k_int4(k_tiles.index(stage).load(CFG.k_layout))
-        a = _k_operand(low, CFG, S_LAYOUT)
-        b = _k_operand(high, CFG, S_LAYOUT)
-        s = warpgroup_mma(a, q_smem.index(opaque).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma(b, q_smem.index(opaque + 1).permute((1, 0)), s, is_async=True)
-        s, a, b = warpgroup_mma_wait(0, deps=[s, a, b])
+    if CFG.kv_format == "plain" or (CFG.kv_format == "int8" and CFG.rows <= 32):
+        s = end_scores(begin_scores(k_tiles, stage, q_smem, opaque, CFG, S_LAYOUT), CFG, S_LAYOUT)
+    elif CFG.kv_format == "int8" or CFG.kv_format == "int4":
+        s = _integer_scores(k_tiles, stage, q_smem, opaque, CFG, S_LAYOUT)
     else:
         s = zero
         for part in gl.static_range(CFG.head_dim // 128):
@@ -47,6 +76,56 @@ def scores(k_tiles, stage, q_smem, opaque, zero, CFG: gl.constexpr, S_LAYOUT: gl
             s = warpgroup_mma(a, q_smem.index(opaque + part).permute((1, 0)), s, use_acc=part > 0, is_async=True)
             s, a = warpgroup_mma_wait(0, deps=[s, a])
     return s
+
+
+@gluon.jit
+def _integer_scores(k_tiles, stage, q_smem, opaque, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """S^T of codes and the 7-bit digits of integer queries, highest first: exact up to the last sum."""
+    BLOCKS: gl.constexpr = CFG.head_dim // 128
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], S_LAYOUT.warps_per_cta, [16, CFG.rows, 32])
+    zero = gl.full([CFG.tile, CFG.rows], 0, gl.int32, LAYOUT)
+    if CFG.kv_format == "int4":
+        low, high = split_int4(k_tiles.index(stage).load(CFG.k_layout))
+        low = _k_bytes(low, CFG, LAYOUT)
+        high = _k_bytes(high, CFG, LAYOUT)
+        a = warpgroup_mma(low, q_smem.index(opaque).permute((1, 0)), zero, use_acc=False, is_async=True)
+        a = warpgroup_mma(high, q_smem.index(opaque + 1).permute((1, 0)), a, is_async=True)
+        b = zero
+        if CFG.rows > 32:
+            # Two accumulators would not fit the registers.
+            b = warpgroup_mma_wait(0, deps=[a]) * 128
+        b = warpgroup_mma(low, q_smem.index(opaque + 2).permute((1, 0)), b, use_acc=CFG.rows > 32, is_async=True)
+        b = warpgroup_mma(high, q_smem.index(opaque + 3).permute((1, 0)), b, is_async=True)
+        # A wait cannot name `low` and `high`, which are bytes; nothing comes in between that could take their registers.
+        if CFG.rows > 32:
+            b = warpgroup_mma_wait(0, deps=[b])
+        else:
+            a, b = warpgroup_mma_wait(0, deps=[a, b])
+            b = a * 128 + b
+        s = b.to(gl.float32)
+    else:
+        # Digit after digit: three accumulators would not fit the registers.
+        b = zero
+        c = zero
+        for block in gl.static_range(BLOCKS):
+            k = k_tiles.index(stage * BLOCKS + block)
+            b = warpgroup_mma(k, q_smem.index(opaque + block).permute((1, 0)), b, use_acc=block > 0, is_async=True)
+        b = warpgroup_mma_wait(0, deps=[b]) * 128
+        for block in gl.static_range(BLOCKS):
+            k = k_tiles.index(stage * BLOCKS + block)
+            q = opaque + block
+            b = warpgroup_mma(k, q_smem.index(q + BLOCKS).permute((1, 0)), b, is_async=True)
+            c = warpgroup_mma(k, q_smem.index(q + 2 * BLOCKS).permute((1, 0)), c, use_acc=block > 0, is_async=True)
+        b, c = warpgroup_mma_wait(0, deps=[b, c])
+        s = b.to(gl.float32) * 128.0 + c.to(gl.float32)
+    return gl.convert_layout(s, S_LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _k_bytes(x, CFG: gl.constexpr, LAYOUT: gl.constexpr):
+    """`_k_operand` of bytes."""
+    y = x.reshape([CFG.tile, 4, 4, 2, 4]).permute(0, 2, 3, 1, 4).reshape([CFG.tile, 128])
+    return gl.convert_layout(y, gl.DotOperandLayout(0, LAYOUT, 4), assert_trivial=True)
 
 
 @gluon.jit

@@ -11,18 +11,23 @@ LN2 = tl.constexpr(0.6931471805599453)
 def verify_merge_sm90_kernel(
     part_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, num_splits,
     stride_part_token, stride_part_head, stride_part_split, stride_out_token, stride_out_head, stride_lse_token,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_TILE: tl.constexpr, LONGEST: tl.constexpr = 0,
 ):  # fmt: skip
     """Grid (num_reqs, max_seqlen_q * HEAD_DIM // BLOCK_D, num_q_heads): some dims of one query token and head."""
     BLOCKS: tl.constexpr = HEAD_DIM // BLOCK_D
     q_start = tl.load(cu_seqlens_q_ptr + tl.program_id(0))
     q_len = tl.load(cu_seqlens_q_ptr + tl.program_id(0) + 1) - q_start
+    if LONGEST:
+        q_len = tl.where(q_len > LONGEST, 0, q_len)
     gdc_wait()
     if tl.program_id(1) // BLOCKS >= q_len:
         return
     token = q_start.to(tl.int64) + tl.program_id(1) // BLOCKS
     head = tl.program_id(2).to(tl.int64)
-    row_ptr = part_ptr + token * stride_part_token + head * stride_part_head
+    part_token = token
+    if LONGEST:
+        part_token = tl.program_id(0).to(tl.int64) * LONGEST + tl.program_id(1) // BLOCKS
+    row_ptr = part_ptr + part_token * stride_part_token + head * stride_part_head
     offs_d = tl.program_id(1) % BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
     m = float("-inf")
     l = 0.0

@@ -129,6 +129,8 @@ def verify_partial_kernel(
     q_start = tl.load(cu_seqlens_q_ptr + req)
     q_len = tl.load(cu_seqlens_q_ptr + req + 1) - q_start
     token0 = q_start.to(tl.int64)
+    if SPEC.longest:
+        q_len = tl.where(q_len > SPEC.longest, 0, q_len)
     if row0 // GROUP >= q_len:
         return
     seq_len = tl.maximum(tl.minimum(tl.load(seq_lens_ptr + req), max_seq_len), 0)
@@ -217,8 +219,11 @@ def verify_partial_kernel(
             m, l, acc = _attend(s, v_parts, v_scale, bad_scale, visible, mask_key, mask_row, m, l, acc, PHASE != 1, SPEC)
 
     offs_d = tl.arange(0, WIDTH_PAD)
+    dest_token = token
+    if SPEC.longest:
+        dest_token = tl.where(num_splits > 1, req * SPEC.longest + q_idx, token)
     # bigpool: assume split * stride_dest_split < 2**31, Workspace refuses splits of a token and head that span more
-    dest_ptrs = dest_ptr + token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
+    dest_ptrs = dest_ptr + dest_token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
     mask_dest = mask_q[:, None] & (offs_d < WIDTH)[None, :]
     v_factor = decode_unit(KV_FORMAT, CONVERT)
     if SPEC.scales != "token_head" and v_scale_ptr is not None:
@@ -264,12 +269,17 @@ def verify_merge_kernel(
     """
     q_start = tl.load(cu_seqlens_q_ptr + tl.program_id(0))
     q_len = tl.load(cu_seqlens_q_ptr + tl.program_id(0) + 1) - q_start
+    if SPEC.longest:
+        q_len = tl.where(q_len > SPEC.longest, 0, q_len)
     if tl.program_id(1) >= q_len:
         return
     token = q_start.to(tl.int64) + tl.program_id(1)
     head = tl.program_id(2).to(tl.int64)
 
-    row_ptr = part_ptr + token * stride_part_token + head * stride_part_head
+    part_token = token
+    if SPEC.longest:
+        part_token = tl.program_id(0).to(tl.int64) * SPEC.longest + tl.program_id(1)
+    row_ptr = part_ptr + part_token * stride_part_token + head * stride_part_head
     m = tl.full([], float("-inf"), tl.float32)
     for first in tl.range(0, num_splits, SPLITS_PAD):
         split = first + tl.arange(0, SPLITS_PAD)

@@ -12,12 +12,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from ._formats_sm90 import inverse_approx, log2_approx
-from ._tiles_sm90 import add_values, clean_values, scores
+from ._formats_sm90 import MIN_SCALE, inverse_approx, log2_approx
+from ._tiles_sm90 import add_values, begin_scores, clean_values, end_scores, scores
 
 LN2 = gl.constexpr(0.6931471805599453)
-# bigpool.formats.MIN_SCALE
-MIN_SCALE = gl.constexpr(2.0**-100)
 LOWEST = gl.constexpr(-1e30)
 
 
@@ -29,35 +27,52 @@ def _copy_tile(desc, boxes, bars, page, kv_head, slot, stage, pred, NBYTES: gl.c
 
 
 @gluon.jit
-def _load_queries(q_ptr, offs, mask, scale_log2, q_smem, factor_smem, sum_smem, CFG: gl.constexpr, num_warps: gl.constexpr):
-    """Queries to shared memory in the order of the contraction index, and the factor of each row's scores.
+def load_queries(
+    q_ptr, offs, mask, scale_log2, q_smem, factor_smem, sum_smem,
+    CFG: gl.constexpr, WIDTH: gl.constexpr, ORDERED: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """Queries to shared memory, `WIDTH` columns at a time; the factor of each row's scores, and the sum of each row.
 
-    Quantised caches meet fp16 queries: a row is multiplied by a power of two that makes its largest value 2^12 to 2^13, exactly.
+    Quantised caches meet fp16 queries, or integer ones in digits of 7 bits: a row is multiplied by a power of two that makes its
+    largest value 2^12 to 2^13, or fill the digits. `ORDERED`: columns in the order in which registers hold those of K.
     """
-    WIDTH: gl.constexpr = q_smem.shape[2]
+    DIGITS: gl.constexpr = CFG.digits
+    PARTS: gl.constexpr = CFG.head_dim // WIDTH
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [num_warps, 1], [1, 0])
     cols = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     ptrs = q_ptr + offs[:, None]
     if CFG.kv_format == "plain":
-        q_smem.index(0).store(gl.load(ptrs + cols[None, :], mask=mask[:, None], other=0.0))
+        for part in gl.static_range(PARTS):
+            q_smem.index(part).store(gl.load(ptrs + (WIDTH * part + cols)[None, :], mask=mask[:, None], other=0.0))
         factor_smem.store(gl.full([CFG.rows], scale_log2, gl.float32, gl.SliceLayout(1, layout)))
     else:
+        LARGEST: gl.constexpr = 2.0 ** (7 * DIGITS) if DIGITS > 0 else 8192.0
         top = gl.full([CFG.rows], 0.0, gl.float32, gl.SliceLayout(1, layout))
-        for part in gl.static_range(CFG.head_dim // 128):
-            q = gl.load(ptrs + (128 * part + cols)[None, :], mask=mask[:, None], other=0.0).to(gl.float32)
+        bad = gl.full([CFG.rows], 0, gl.int32, gl.SliceLayout(1, layout))
+        for part in gl.static_range(PARTS):
+            q = gl.load(ptrs + (WIDTH * part + cols)[None, :], mask=mask[:, None], other=0.0).to(gl.float32)
             top = gl.maximum(top, gl.max(gl.abs(q), 1))
+            bad = gl.maximum(bad, gl.max(gl.where(gl.abs(q) < float("inf"), 0, 1), 1))
         unit = (gl.maximum(top, MIN_SCALE).to(gl.int32, bitcast=True) & 0x7F800000).to(gl.float32, bitcast=True)
-        factor_smem.store(unit * (scale_log2 / 4096))
-        # Bits 0, 1, ... of the contraction index are bits 0, 5, 6, 1, 2, 3, 4 of the column; int4 decodes bytes (0, 2), (1, 3).
-        order = (cols & 1) | ((cols & 6) << 4) | ((cols & 120) >> 2)
-        if CFG.kv_format == "int4":
-            order = (order & ~3) | ((order & 1) << 1) | ((order & 2) >> 1)
+        factor_smem.store(gl.where(bad > 0, float("nan"), unit * (scale_log2 / (LARGEST / 2))))
+        if ORDERED and CFG.kv_format == "int4":
+            # Bits 0, 1, ... of the contraction index are bits 0, 1, 5, 6, 2, 3, 4 of the column.
+            cols = (cols & 3) | ((cols & 12) << 3) | ((cols & 112) >> 2)
+        elif ORDERED and DIGITS == 0:
+            # Bits 0, 5, 6, 1, 2, 3, 4.
+            cols = (cols & 1) | ((cols & 6) << 4) | ((cols & 120) >> 2)
         total = gl.full([CFG.rows], 0.0, gl.float32, gl.SliceLayout(1, layout))
-        for part in gl.static_range(CFG.head_dim // 128):
-            q = gl.load(ptrs + (128 * part + order)[None, :], mask=mask[:, None], other=0.0).to(gl.float32)
-            q = (q * (4096.0 / unit)[:, None]).to(gl.float16)
-            q_smem.index(part).store(q)
-            total += gl.sum(q.to(gl.float32), 1)
+        for part in gl.static_range(PARTS):
+            q = gl.load(ptrs + (WIDTH * part + cols)[None, :], mask=mask[:, None], other=0.0).to(gl.float32)
+            q = q * ((LARGEST / 2) / unit)[:, None]
+            if DIGITS > 0:
+                q = gl.minimum(gl.floor(q + 0.5), LARGEST - 1)
+                total += gl.sum(q, 1)
+                for digit in gl.static_range(DIGITS):
+                    value = q.to(gl.int32) >> (7 * (DIGITS - 1 - digit))
+                    q_smem.index(digit * PARTS + part).store((value & 127 if digit > 0 else value).to(gl.int8))
+            else:
+                q_smem.index(part).store(q.to(gl.float16))
         sum_smem.store(total)
 
 
@@ -126,6 +141,8 @@ def verify_partial_sm90_kernel(
     seq_len = gl.maximum(gl.minimum(gl.load(seq_lens_ptr + req), max_seq_len), 0)
     q_start = gl.load(cu_seqlens_q_ptr + req)
     q_len = gl.load(cu_seqlens_q_ptr + req + 1) - q_start
+    if CFG.longest > 0:
+        q_len = gl.where(q_len > CFG.longest, 0, q_len)
     token0 = q_start.to(gl.int64)
     last_idx = gl.minimum((ROWS - 1) // GROUP, q_len - 1)
     kv_end = gl.maximum(seq_len - q_len + last_idx + 1, 0)
@@ -142,6 +159,8 @@ def verify_partial_sm90_kernel(
     box: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * ITEM, rank=5)
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * ITEM, rank=2)
     half: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    Q_TYPE: gl.constexpr = gl.int8 if CFG.digits > 0 else gl.float16
+    q_flat: gl.constexpr = flat if CFG.digits > 0 else half
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     k_boxes = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, COLS // WIDTH, TILE, WIDTH], box)
     v_boxes = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, COLS // WIDTH, TILE, WIDTH], box)
@@ -151,7 +170,7 @@ def verify_partial_sm90_kernel(
         q_smem = gl.allocate_shared_memory(DTYPE, [1, ROWS, CFG.head_dim], half)
     else:
         k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES * (COLS // 128), TILE, 128], flat)
-        q_smem = gl.allocate_shared_memory(DTYPE, [CFG.head_dim // 128, ROWS, 128], half)
+        q_smem = gl.allocate_shared_memory(Q_TYPE, [max(CFG.digits, 1) * CFG.head_dim // 128, ROWS, 128], q_flat)
     k_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i_stage in gl.static_range(STAGES):
@@ -176,7 +195,8 @@ def verify_partial_sm90_kernel(
     poison_smem.store(gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, q_layout)))
     if CFG.scales == "head":
         scale_log2 = scale_log2 * gl.load(k_scale_ptr + kv_head64 * stride_k_scale_head)
-    _load_queries(q_ptr, q_offs, row // GROUP < q_len, scale_log2, q_smem, factor_smem, sum_smem, CFG, num_warps)
+    Q_WIDTH: gl.constexpr = q_smem.shape[2]
+    load_queries(q_ptr, q_offs, row // GROUP < q_len, scale_log2, q_smem, factor_smem, sum_smem, CFG, Q_WIDTH, True, num_warps)
     p_smem_layout: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=2 * ROWS if ROWS < 64 else 128, element_bitwidth=16, rank=2
     )
@@ -238,6 +258,16 @@ def _attend_tiles(
         mask = (tile_begin < tile_end) & (slot < CFG.page_size) & (page >= 0) & (page < num_pages)
         k_scale = _load_scale(k_scale_head_ptr, page, slot, mask, stride_k_scale_page, stride_k_scale_slot)
         v_scale = _load_scale(v_scale_head_ptr, page, slot, mask, stride_v_scale_page, stride_v_scale_slot)
+    s = zero
+    if CFG.overlap:
+        # The scores of the next tile are computed beside the softmax of this one.
+        mbarrier.wait(k_bars.index(0), 0, pred=tile_begin < tile_end)
+        s = scores(k_tiles, 0, q_smem, page & opaque_zero, zero, CFG, S_LAYOUT)
+        gl.thread_barrier()
+        ahead = tile_begin + STAGES
+        page_ahead = gl.load(table_row_ptr + gl.minimum(ahead // TILES_PER_PAGE, max_page_col))
+        ahead_slot = (ahead % TILES_PER_PAGE) * TILE
+        _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, 0, ahead < tile_end, NBYTES)
     for tile in range(tile_begin, tile_end):
         stage = (tile - tile_begin) % STAGES
         phase = ((tile - tile_begin) // STAGES) & 1
@@ -254,11 +284,18 @@ def _attend_tiles(
             mask = (tile + 1 < tile_end) & (next_slot < CFG.page_size) & (page >= 0) & (page < num_pages)
             k_scale = _load_scale(k_scale_head_ptr, page, next_slot, mask, stride_k_scale_page, stride_k_scale_slot)
             v_scale = _load_scale(v_scale_head_ptr, page, next_slot, mask, stride_v_scale_page, stride_v_scale_slot)
-        mbarrier.wait(k_bars.index(stage), phase)
-        s = scores(k_tiles, stage, q_smem, opaque, zero, CFG, S_LAYOUT)
+        if CFG.overlap:
+            next_stage = (tile + 1 - tile_begin) % STAGES
+            next_phase = ((tile + 1 - tile_begin) // STAGES) & 1
+            k_page_ahead = gl.load(table_row_ptr + gl.minimum((ahead + 1) // TILES_PER_PAGE, max_page_col))
+            mbarrier.wait(k_bars.index(next_stage), next_phase, pred=tile + 1 < tile_end)
+            sums = begin_scores(k_tiles, next_stage, q_smem, opaque, CFG, S_LAYOUT)
+        else:
+            mbarrier.wait(k_bars.index(stage), phase)
+            s = scores(k_tiles, stage, q_smem, opaque, zero, CFG, S_LAYOUT)
         if CFG.kv_format == "int4":
-            # K is read less 8, and V too: what is missing is one product a key, and one sum a row.
-            excess = (ks.to(gl.int32, bitcast=True) & 15).to(gl.float32) - 8.0
+            # K is read with its zero point, V less 8: what is missing is one product a key, and one sum a row.
+            excess = (ks.to(gl.int32, bitcast=True) & 15).to(gl.float32)
             v_excess = (vs.to(gl.int32, bitcast=True) & 15).to(gl.float32) - 8.0
             s = s - excess[:, None] * sum_smem.load(ROW)[None, :]
         x = s * factor[None, :]
@@ -305,9 +342,15 @@ def _attend_tiles(
         if CAN_HOLD_NAN:
             _poison_rows(v_tiles.index(stage), x, tile >= num_full, bad_smem, poison_smem, CFG, KEY, ROW, num_warps)
         acc = add_values(v_tiles, stage, p_smem, acc, CFG, O_LAYOUT, num_warps)
+        if CFG.overlap:
+            s = end_scores(sums, CFG, S_LAYOUT)
         gl.thread_barrier()
         ahead_slot = (ahead % TILES_PER_PAGE) * TILE
-        _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
+        if CFG.overlap:
+            k_slot = ((ahead + 1) % TILES_PER_PAGE) * TILE
+            _copy_tile(k_desc, k_boxes, k_bars, k_page_ahead, kv_head, k_slot, next_stage, ahead + 1 < tile_end, NBYTES)
+        else:
+            _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
         _copy_tile(v_desc, v_boxes, v_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
 
     l = gl.convert_layout(gl.sum(gl.sum(l, 0), 0), gl.SliceLayout(0, O_LAYOUT))
@@ -324,8 +367,11 @@ def _attend_tiles(
     mask = row // GROUP < q_len
     token = token0 + row // GROUP
     head = head0 + row % GROUP
+    dest_token = token
+    if CFG.longest > 0 and not ONE_SPLIT:
+        dest_token = gl.program_id(0).to(gl.int64) * CFG.longest + row // GROUP
     # bigpool: assume split * stride_dest_split < 2**31, Workspace refuses splits of a token and head that span more
-    ptrs = dest_ptr + token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
+    ptrs = dest_ptr + dest_token * stride_dest_token + head * stride_dest_head + split * stride_dest_split
     _store_rows((acc[0] + shift[None, :]) * norm[None, :], ptrs, 0, mask, CFG, OUT, num_warps)
     if CFG.head_dim > DIMS:
         _store_rows((acc[1] + shift[None, :]) * norm[None, :], ptrs, DIMS, mask, CFG, OUT, num_warps)

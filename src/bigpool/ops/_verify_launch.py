@@ -55,9 +55,10 @@ def launch(
     softcap: float = 0.0,
     batch: bool = False,
     *,
+    longest: int = 0,
     kernels: Any = None,
 ) -> None:
-    """Plans and launches; caches and scales are seen as NHD. 0 is None: `num_splits` 0 chooses.
+    """Plans and launches; caches and scales are seen as NHD. 0 is None: `num_splits` 0 chooses. `longest`: see VerifySpec.
 
     `kernels`: a version of bigpool.kernels.verify; what it has no parameter for must be off.
     """
@@ -80,7 +81,7 @@ def launch(
         softcap=softcap, alibi=alibi_slopes is not None, tree_words=0 if tree_mask is None else tree_mask.shape[1],
         kv_format=kernel_format, scales=scales_kind(k_scale, v_scale),
         convert=pick_convert(props, itemsize=q.element_size(), kv_format=kernel_format),
-        out_format="" if out_scale is None else OUT_FORMATS[out.dtype],
+        out_format="" if out_scale is None else OUT_FORMATS[out.dtype], longest=longest,
     )  # fmt: skip
     if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
         k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
@@ -107,7 +108,7 @@ def launch(
     config, splits = plan.config, plan.num_splits
     dest, dest_strides = out, (*out.stride()[:2], 0)
     if splits > 1:
-        shape = (num_tokens, num_q_heads, splits, head_dim + PART_EXTRA)
+        shape = (num_reqs * longest if longest else num_tokens, num_q_heads, splits, head_dim + PART_EXTRA)
         dest = torch.empty(shape, dtype=torch.float32, device=q.device) if scratch is None else carve(scratch, shape)
         dest_strides = dest.stride()[:3]
     extras = _extras(spec, k_scale, v_scale, alibi_slopes, sinks, tree_mask, out_scale)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import formats, reference
-from ..tuning import MAX_SEQ_LEN, PART_EXTRA, cdiv, pick_tiles_per_page
-from ..tuning_sm90 import TRITON_VERSIONS, Sm90Shape, plan_sm90, sm90_supports
+from ..tuning import MAX_SEQ_LEN, PART_EXTRA, cdiv
+from ..tuning_sm90 import TRITON_VERSIONS, Sm90Plan, Sm90Shape, plan_sm90, sm90_supports
 from ..workspace import carve
 
 if TYPE_CHECKING:
@@ -62,13 +63,14 @@ def launch(
     v_scale: torch.Tensor | None,
 ) -> None:
     """Plans and launches a call that `takes`; 8-bit float caches come as their bytes."""
-    from ..kernels import merge_sm90, verify_sm90
+    from ..kernels import merge_sm90, verify_sm90, verify_ws_sm90
 
     num_tokens, num_q_heads, head_dim = q.shape
     num_pages, page_size, num_kv_heads, _ = k_pages.shape
     group = num_q_heads // num_kv_heads
     max_seq_len = min(block_table.shape[1] * page_size, MAX_SEQ_LEN)
-    room = None if scratch is None else _splits_that_fit(scratch, num_tokens * num_q_heads * (head_dim + PART_EXTRA))
+    rows = len(block_table) * spec.longest if spec.longest else num_tokens
+    room = None if scratch is None else _splits_that_fit(scratch, rows * num_q_heads * (head_dim + PART_EXTRA))
     plan = plan_sm90(
         props, kv_format=spec.kv_format, head_dim=head_dim, rows=max_seqlen_q * group, num_reqs=len(block_table),
         num_kv_heads=num_kv_heads, page_size=page_size, max_seq_len=max_seq_len, num_splits=num_splits or None,
@@ -76,35 +78,37 @@ def launch(
     splits = plan.num_splits if room is None or num_splits else max(min(plan.num_splits, room), 1)
     dest, dest_strides = out, (*out.stride()[:2], 0)
     if splits > 1:
-        shape = (num_tokens, num_q_heads, splits, head_dim + PART_EXTRA)
+        shape = (rows, num_q_heads, splits, head_dim + PART_EXTRA)
         dest = torch.empty(shape, dtype=torch.float32, device=q.device) if scratch is None else carve(scratch, shape)
         dest_strides = dest.stride()[:3]
     if spec.kv_format == "int4":
         q = rotate_queries(q)
     k_scale, v_scale = (_given(scale, spec, lse) for scale in (k_scale, v_scale))
-    verify_sm90.verify_partial_sm90_kernel[(len(block_table), splits, num_kv_heads)](
-        q, _descriptor(k_pages, plan.tile), _descriptor(v_pages, plan.tile), k_scale, v_scale, dest, lse, block_table, seq_lens,
+    compiled_for = _shape(spec.kv_format, spec.scales, head_dim, group, page_size, replace(plan, num_splits=0), spec.longest)
+    kernel = verify_ws_sm90.verify_partial_ws_sm90_kernel if plan.specialised else verify_sm90.verify_partial_sm90_kernel
+    kernel[(len(block_table), splits, num_kv_heads)](
+        q, _descriptor(k_pages, plan), _descriptor(v_pages, plan), k_scale, v_scale, dest, lse, block_table, seq_lens,
         cu_seqlens_q, softmax_scale * reference.LOG2_E, block_table.shape[1] - 1, max_seq_len, num_pages, 0,
         *q.stride()[:2], *_scale_strides(k_scale, spec), *_scale_strides(v_scale, spec), *dest_strides, lse.stride(0),
-        block_table.stride(0), CFG=_shape(spec, head_dim, group, page_size, plan.tile, plan.rows, plan.stages, plan.num_warps),
-        num_warps=plan.num_warps,
+        block_table.stride(0), CFG=compiled_for, num_warps=plan.num_warps,
     )  # fmt: skip
     if splits > 1:
         block_d = min(head_dim, 64)
         merge_sm90.verify_merge_sm90_kernel[(len(block_table), max_seqlen_q * (head_dim // block_d), num_q_heads)](
             dest, out, lse, cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
-            HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT_TILE=32 if splits <= 33 else 64, launch_pdl=True,
+            HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT_TILE=32 if splits <= 33 else 64, LONGEST=spec.longest, launch_pdl=True,
         )  # fmt: skip
 
 
 @cache
-def _shape(
-    spec: VerifySpec, head_dim: int, group: int, page_size: int, tile: int, rows: int, stages: int, num_warps: int
-) -> Sm90Shape:
-    is_int4 = spec.kv_format == "int4"
-    layouts = (None, None) if spec.kv_format == "plain" else (_k_layout(num_warps), _v_layout(num_warps, is_int4))
-    tiles = pick_tiles_per_page(page_size, tile)
-    return Sm90Shape(spec.kv_format, spec.scales, head_dim, group, page_size, tiles, tile, rows, stages, *layouts)
+def _shape(kv_format: str, scales: str, head_dim: int, group: int, page_size: int, plan: Sm90Plan, longest: int = 0) -> Sm90Shape:
+    layouts = (None, None)
+    if kv_format != "plain" and not plan.specialised:
+        layouts = (_k_layout(plan.num_warps), _v_layout(plan.num_warps, kv_format == "int4"))
+    return Sm90Shape(
+        kv_format, scales, head_dim, group, page_size, plan.tiles_per_page, plan.tile, plan.rows, plan.stages, *layouts,
+        plan.pages_per_tile, plan.buffers, decode_regs=plan.decode_regs, longest=longest, overlap=plan.overlap,
+    )  # fmt: skip
 
 
 def _k_layout(warps: int) -> Any:
@@ -131,18 +135,20 @@ def _v_layout(warps: int, is_int4: bool) -> Any:
     return DistributedLinearLayout(registers, lanes, [*by_warp, [0, 0, 1]], [], [64, 128, 2])
 
 
-def _descriptor(pages: torch.Tensor, tile: int) -> Any:
-    """A TMA descriptor [page, kv head, part of a row, slot, column] whose box is a tile of one head."""
+def _descriptor(pages: torch.Tensor, plan: Sm90Plan) -> Any:
+    """A TMA descriptor [page, kv head, part of a row, slot, column] whose box is a tile, or 128 bytes of a small page's rows."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     num_pages, page_size, num_kv_heads, cols = pages.shape
-    width = 128 // pages.element_size()
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * pages.element_size(), rank=5)
+    itemsize = pages.element_size()
+    width = min(128 // itemsize, cols)
+    parts, slots = (cols // width, plan.tile) if plan.pages_per_tile == 1 else (1, page_size)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=width * itemsize, element_bitwidth=8 * itemsize, rank=5)
     sizes = [num_pages, num_kv_heads, cols // width, page_size, width]
     # The stride of an axis of one is never used, and need not be a multiple of 16 bytes.
     page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
-    return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], [1, 1, cols // width, tile, width], layout)
+    return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], [1, 1, parts, slots, width], layout)
 
 
 def _given(scale: torch.Tensor | None, spec: VerifySpec, unread: torch.Tensor) -> torch.Tensor:
