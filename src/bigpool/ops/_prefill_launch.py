@@ -10,7 +10,7 @@ import torch
 from .. import formats, reference_prefill
 from .._device import device_props
 from ..tuning import MAX_SEQ_LEN, DeviceProps, VerifySpec, cdiv, pick_convert, pick_tiles_per_page
-from . import _verify_sm90
+from . import _prefill_sm90, _verify_sm90
 from ._prefill_plan import (
     PrefillConfig,
     PrefillShape,
@@ -81,7 +81,8 @@ def launch(*arguments: Any, kernels: Any = None) -> None:
 
     `kernels`: a version of bigpool.kernels.prefill.
     """
-    if kernels is None:
+    is_bare = kernels is None
+    if is_bare:
         from ..kernels import prefill
 
         kernels = prefill
@@ -104,6 +105,10 @@ def launch(*arguments: Any, kernels: Any = None) -> None:
         _keep_keys(kernels, props, call, shape)
     if call.pv == "fp8":
         _quantise_values(kernels, props, call, shape)
+    hopper_shape = _prefill_sm90.shape_of(props, call, kv_format.name == "plain") if is_bare else None
+    if hopper_shape is not None:
+        _prefill_sm90.launch(call, hopper_shape)
+        return
     num_kv_heads = call.k_pages.shape[2]
     values = call.v_pages if call.value_codes is None else call.value_codes
     grid = cdiv(call.max_seqlen_q * shape.group, config.block_m), num_kv_heads, len(call.block_table)
