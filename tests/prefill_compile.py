@@ -8,10 +8,10 @@ import sys
 
 import verify_compile
 from bigpool.kernels.prefill import prefill_attention_kernel, prefill_quantise_kernel, prefill_sum_keys_kernel
-from bigpool.ops._prefill_plan import pick_key_passes, pick_prefill_config, prefill_head_dim_pad
+from bigpool.ops._prefill_plan import PrefillShape, pick_key_passes, pick_prefill_config, prefill_head_dim_pad
 from bigpool.tuning import DeviceProps, VerifySpec, pick_tiles_per_page
 
-FP32 = (*verify_compile.FP32, "k_mean_ptr", "sums_ptr", "means_ptr", "scales_ptr")
+FP32 = (*verify_compile.FP32, "mean_ptr", "code_scale_ptr", "sums_ptr", "means_ptr", "scales_ptr")
 # q, head_dim, page_size, int8, rules
 SHAPES = [
     ("bf16", 256, 880, False, {}), ("bf16", 256, 880, True, {}),
@@ -24,22 +24,21 @@ MORE_SHAPES = [
 def attention(props, dtype, head_dim, page_size, int8, rules):
     pad = prefill_head_dim_pad(head_dim, int8)
     config = pick_prefill_config(props, head_dim_pad=pad, itemsize=4 if dtype == "fp32" else 2, int8=int8)
-    constants = {
-        "GROUP": 6, "HEAD_DIM": head_dim, "HEAD_DIM_PAD": pad, "PAGE_SIZE": page_size, "TILE": config.tile,
-        "TILES_PER_PAGE": pick_tiles_per_page(page_size, config.tile), "BLOCK_M": config.block_m, "SPEC": VerifySpec(**rules),
-    }  # fmt: skip
-    constants |= {} if int8 else {"k_scale_ptr": None, "k_mean_ptr": None}
-    pointers = {"q_ptr": dtype, "k_ptr": "i8" if int8 else dtype, "v_ptr": dtype, "out_ptr": dtype}
+    shape = PrefillShape(
+        6, head_dim, pad, page_size, config.tile, pick_tiles_per_page(page_size, config.tile), config.block_m, VerifySpec(**rules),
+        "int8" if int8 else "exact",
+    )  # fmt: skip
+    constants = {"CFG": shape, "k_scale_ptr": None, "v_scale_ptr": None, "sinks_ptr": None}
+    constants |= {} if int8 else {"codes_ptr": None, "code_scale_ptr": None, "mean_ptr": None}
+    pointers = {"q_ptr": dtype, "k_ptr": dtype, "v_ptr": dtype, "out_ptr": dtype, "codes_ptr": "i8"}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return config, verify_compile.compile_kernel(prefill_attention_kernel, props.sm, pointers, constants, **options)
 
 
 def key_pass(props, kernel, head_dim):
     passes = pick_key_passes(props)
-    constants = {
-        "HEAD_DIM": head_dim, "HEAD_DIM_PAD": head_dim, "PAGE_SIZE": 880, "TILE": passes.tile,
-        "TILES_PER_PAGE": pick_tiles_per_page(880, passes.tile), "SPEC": VerifySpec(),
-    }  # fmt: skip
+    shape = PrefillShape(1, head_dim, head_dim, 880, passes.tile, pick_tiles_per_page(880, passes.tile), 1, VerifySpec())
+    constants = {"CFG": shape}
     if kernel is prefill_quantise_kernel:
         constants["SHARES"] = passes.shares
     pointers = {"k_ptr": "bf16", "codes_ptr": "i8"}

@@ -49,11 +49,12 @@ def request_lengths(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len):
 @triton.jit
 def seen_tiles(q_len, seq_len, CFG: tl.constexpr):
     """(first key that any query token's window holds, visits, sink tiles, gap): the tiles that some query token sees."""
+    SPEC: tl.constexpr = CFG.spec
     chunk_start = seq_len - q_len
     _, _, _, visits, sink_tiles, gap = tile_bounds(
-        seq_len, seq_len, chunk_start, seq_len, 0, 1, CFG.page_size, CFG.tile, CFG.tiles_per_page, CFG.spec
+        seq_len, seq_len, chunk_start, seq_len, 0, 1, CFG.page_size, CFG.tile, CFG.tiles_per_page, SPEC
     )
-    return first_key(chunk_start, CFG.spec), visits, sink_tiles, gap
+    return first_key(chunk_start, SPEC), visits, sink_tiles, gap
 
 
 @triton.jit

@@ -117,6 +117,7 @@ def _add_fp8_values(acc, raw, p, visible, EDGE: tl.constexpr, CFG: tl.constexpr)
 @triton.jit
 def _bounds(seq_len, chunk_start, row0, q_len, fits, CFG: tl.constexpr):
     """(end of the visible keys, begins of four phases, their ends, sink tiles, gap), see the loop of the kernel."""
+    SPEC: tl.constexpr = CFG.spec
     PAGE_SIZE: tl.constexpr = CFG.page_size
     first_pos = chunk_start + row0 // CFG.group
     last_pos = chunk_start + tl.minimum((row0 + CFG.block_m - 1) // CFG.group, q_len - 1)
@@ -129,7 +130,7 @@ def _bounds(seq_len, chunk_start, row0, q_len, fits, CFG: tl.constexpr):
         kv_end = tl.where(fits, kv_end, 0)
         full_end = tl.where(fits, full_end, 0)
     begin, full_begin, full_end, end, sink_tiles, gap = tile_bounds(
-        kv_end, full_end, first_pos, last_pos, 0, 1, PAGE_SIZE, CFG.tile, CFG.tiles_per_page, CFG.spec
+        kv_end, full_end, first_pos, last_pos, 0, 1, PAGE_SIZE, CFG.tile, CFG.tiles_per_page, SPEC
     )
     head_end = 0
     if CFG.qk == "kept":
@@ -161,6 +162,7 @@ def prefill_attention_kernel(
     fp8 weights: `v` is the codes of the scratch, `v_scale` [num_reqs, num_kv_heads, HEAD_DIM], strides of v are not used.
     """
     # Values of CFG that go on as arguments need a name of their own: Triton 3.6 takes no bare strings.
+    SPEC: tl.constexpr = CFG.spec
     KV_FORMAT: tl.constexpr = CFG.spec.kv_format
     CONVERT: tl.constexpr = CFG.spec.convert
     PAGE_SIZE: tl.constexpr = CFG.page_size
@@ -237,7 +239,6 @@ def prefill_attention_kernel(
     # Phases: keys that are exact where others are kept codes; tiles at the first edge; tiles that every row sees whole; tiles at
     # the last edge.
     for PHASE in tl.static_range(0 if KEPT else 1 if CFG.spec.window else 2, 4):
-        CODED: tl.constexpr = CFG.qk != "exact" and PHASE != 0
         for visit in tl.range(begins[PHASE], ends[PHASE], num_stages=None if PHASE == 2 else 1):
             tile = tile_of_visit(visit, sink_tiles, gap, CFG)
             page_idx, slot, tile_pos, mask_key, mask_row = locate_tile(
@@ -249,7 +250,7 @@ def prefill_attention_kernel(
                 v_scale_ptrs = page_slot_ptrs(v_scale_head_ptr, page_idx, slot, CFG.v_scale_strides[0], CFG.v_scale_strides[1])
                 k_scale = tl.load(k_scale_ptrs, mask=mask_row, other=1.0)
                 v_scale = tl.load(v_scale_ptrs, mask=mask_row, other=1.0)
-            if CODED:
+            if CFG.qk != "exact" and PHASE != 0:
                 if KEPT:
                     mask_code = mask_row
                     code_row = page_slot_ptrs(kv_head, page_idx, slot, PAGE_SIZE * num_kv_heads, num_kv_heads)
@@ -276,8 +277,8 @@ def prefill_attention_kernel(
             if PHASE != 2:
                 pos = tile_pos + offs_n
                 if KEPT:
-                    mask_key = mask_key & ((pos >= CFG.exact_keys) if CODED else (pos < CFG.exact_keys))
-                visible = visible_keys(pos, mask_key, q_pos, mask_q, None, chunk_start, CFG.spec)
+                    mask_key = mask_key & ((pos < CFG.exact_keys) if PHASE == 0 else (pos >= CFG.exact_keys))
+                visible = visible_keys(pos, mask_key, q_pos, mask_q, None, chunk_start, SPEC)
                 s = tl.where(visible, s, float("-inf"))
             if FP8:
                 value_tile = (first_value_tile(first_row, req, CFG) + tile) * num_kv_heads + kv_head

@@ -34,7 +34,8 @@ def prefill_sum_keys_kernel(
     table_row_ptr = block_table_ptr + req * stride_table_req
     k_head_ptr = k_ptr + kv_head * stride_k_head
     offs_n = tl.arange(0, CFG.tile)
-    total = tl.zeros([CFG.head_dim_pad], tl.float32)
+    HEAD_DIM_PAD: tl.constexpr = CFG.head_dim_pad
+    total = tl.zeros([HEAD_DIM_PAD], tl.float32)
     for visit in tl.range(share, visits, tl.num_programs(1)):
         tile = tile_of_visit(visit, sink_tiles, gap, CFG)
         page_idx, slot, first_pos, _mask_key, mask_row = locate_tile(
