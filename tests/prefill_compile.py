@@ -25,8 +25,8 @@ def attention(props, dtype, head_dim, page_size, int8, rules):
     pad = prefill_head_dim_pad(head_dim, int8)
     config = pick_prefill_config(props, head_dim_pad=pad, itemsize=4 if dtype == "fp32" else 2, int8=int8)
     shape = PrefillShape(
-        6, head_dim, pad, page_size, config.tile, pick_tiles_per_page(page_size, config.tile), config.block_m, VerifySpec(**rules),
-        "int8" if int8 else "exact",
+        6, head_dim, pad, page_size, config.tile, pick_tiles_per_page(page_size, config.tile), config.block_m,
+        VerifySpec(**rules), "int8" if int8 else "exact",
     )  # fmt: skip
     constants = {"CFG": shape, "k_scale_ptr": None, "v_scale_ptr": None, "sinks_ptr": None}
     constants |= {} if int8 else {"codes_ptr": None, "code_scale_ptr": None, "mean_ptr": None}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bigpool.kernels import prefill
+from bigpool.ops import _prefill_sm90
 from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
 from prefill_inputs import check, errors_of, make, run, same_bits
 
@@ -120,3 +121,19 @@ def test_torch_compile_with_inductor(qk):
 
     compiled = torch.compile(step, fullgraph=True)
     assert torch.equal(compiled(**tensors), step(**tensors))
+
+
+@pytest.mark.skipif(not _prefill_sm90.has_gluon(), reason="needs a Triton of tuning_sm90.TRITON_VERSIONS")
+@pytest.mark.parametrize("qk", MODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rules", [{}, {"window_size": 300}, {"softcap": 2.0}, {"causal": False}], ids=str)
+def test_the_hopper_kernel_takes_plain_caches(monkeypatch, qk, dtype, rules):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    taken = []
+    launch = _prefill_sm90.launch
+    monkeypatch.setattr(_prefill_sm90, "launch", lambda *arguments: (taken.append(1), launch(*arguments)))
+    sizes = {"heads": (24, 4), "head_dim": 256, "dtype": dtype, "device": "cuda"}
+    for page_size in (16, 64, 880):
+        check(make([2_901, 430, 0, 17, 64], [500, 130, 0, 1, 64], qk=qk, page_size=page_size, **sizes, **rules))
+    assert len(taken) == 3

@@ -105,7 +105,7 @@ def launch(*arguments: Any, kernels: Any = None) -> None:
         _keep_keys(kernels, props, call, shape)
     if call.pv == "fp8":
         _quantise_values(kernels, props, call, shape)
-    hopper_shape = _prefill_sm90.shape_of(props, call, kv_format.name == "plain") if is_bare else None
+    hopper_shape = _prefill_sm90.shape_of(props, call, shape.spec.kv_format == "plain") if is_bare else None
     if hopper_shape is not None:
         _prefill_sm90.launch(call, hopper_shape)
         return
