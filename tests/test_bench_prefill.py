@@ -101,7 +101,7 @@ def test_the_command_line_prices_both_modes(tmp_path: Path, capsys: pytest.Captu
 def test_a_wrong_kernel_gets_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "prefill.py"
     source = kernel_modules()[MODULE].read_text()
-    wrong.write_text(source.replace("acc / l[:, None]", "acc / l[:, None] * 1.05"))
+    wrong.write_text(source.replace("/ l[:, None]", "/ l[:, None] * 1.05"))
     assert wrong.read_text() != source
     arguments = ["--after", str(wrong), "--shapes", SMALL, "--device", "cpu", "--repeats", "8"]
     assert main(["bench", "prefill", *arguments]) == 1

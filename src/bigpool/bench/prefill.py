@@ -81,12 +81,14 @@ class PrefillWork(Work):
     def kernels_call(self, kernels: ModuleType) -> Call:
         launch: Any = prefill._launch
         scratch = self.scratch
-        parts = (None,) * 4 if scratch is None else (scratch.codes, scratch.scales, scratch.sums, scratch.means)
+        parts = (None,) * 4 if scratch is None else (scratch.sums, scratch.codes, scratch.scales, scratch.means)
+        max_keys = 0 if scratch is None else scratch.max_num_keys
 
         def call() -> Outputs:
             out = torch.empty_like(self.q)
             lse = torch.empty(self.q.shape[:2], dtype=torch.float32, device=self.device)
-            launch(*self.arguments, out, lse, *parts, self.shape.q_len, self.scale, self.qk == "int8", kernels=kernels)
+            sizes = max_keys, self.shape.q_len, self.scale, self.qk
+            launch(*self.arguments, out, lse, *parts, None, None, *sizes, kernels=kernels)
             return {"out": out, "lse": lse}
 
         return call
