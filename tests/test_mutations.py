@@ -3,14 +3,22 @@
 import pytest
 
 from bigpool.proof.arms import kernel_modules
-from bigpool.proof.mutants import survey
+from bigpool.errors import ProofError
+from bigpool.proof.mutants import _usable, survey
 from bigpool.proof.narrow import list_widenings
 from bigpool.proof.runner import Options
+from bigpool.proof.verdict import Run
 
 # Files -> small cases that between them take every index of these files past 2^31.
 CASES = {
     ("_paging", "verify"): ("verify-page-one", "verify-ragged", "verify-far-rows", "verify-far-heads"),
-    ("prefill",): ("prefill-ragged", "prefill-far-rows", "prefill-far-heads", "prefill-far-context"),
+    ("prefill", "prefill_keys", "prefill_values", "_ragged"): (
+        "prefill-ragged",
+        "prefill-kept",
+        "prefill-far-rows",
+        "prefill-far-heads",
+        "prefill-far-context",
+    ),
     ("cache",): ("write-kv-plain", "write-kv-far-heads"),
     ("merge",): ("merge-far-tokens", "merge-far-heads"),
 }
@@ -36,3 +44,13 @@ def test_proof_is_red_without_any_one_widening(files):
 def test_no_file_with_widenings_is_left_out():
     files = {module.rpartition(".")[2] for module, places in widenings().items() if places}
     assert files == {file for group in CASES for file in group} | ONLY_ON_A_GPU
+
+
+@pytest.mark.parametrize("found", [{"outcome": "killed"}, {"outcome": "ok", "nan": {"out": 3, "lse": 0}}], ids=["killed", "nan"])
+def test_a_case_that_does_not_hold_unmutated_is_refused(found):
+    run = Run("far", "float16", "shipped", "bottom", "unmapped", **found)
+    said = "killed" if found["outcome"] == "killed" else "NaN in out"
+    with pytest.raises(
+        ProofError, match=f"expected cases that hold unmutated, got far: shipped at the bottom .unmapped.: {said}"
+    ):
+        _usable([], {("far", "float16"): run})

@@ -155,3 +155,11 @@ def test_cards_without_products_of_fp8_are_told(monkeypatch):
         "pv: expected a card of compute capability 8.9 or later for 'fp8', got 8.6 (RTX 3090); pass pv='exact'"
     )
     prefill_attention(**make([40], [4], pv="exact"))
+
+
+@pytest.mark.parametrize("modes", [{"qk": "int8"}, {"pv": "fp8"}, {"qk": "int8", "pv": "fp8"}], ids=str)
+def test_a_workspace_of_both_modes_serves_each(modes):
+    call = make([300, 45], [40, 9], device=DEVICE, **modes)
+    scratch = PrefillWorkspace.empty(max_num_reqs=2, max_num_keys=345, num_kv_heads=2, head_dim=64, pv="fp8", device=DEVICE)
+    for ours, theirs in zip(run(call, workspace=scratch), run(call), strict=True):
+        assert same_bits(ours, theirs)

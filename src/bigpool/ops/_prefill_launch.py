@@ -121,25 +121,22 @@ def launch(*arguments: Any, kernels: Any = None) -> None:
 
 
 def _with_scratch(call: Call) -> Call:
-    """`call` with no scratch that its modes do not use, and with all that they do."""
-    if call.qk == "kept" and call.pv == "exact":
-        return replace(call, value_codes=None)
-    needed = [call.codes] * (call.qk == "int8") + [call.value_codes] * (call.pv == "fp8")
-    if not needed:
-        return replace(call, codes=None, value_codes=None)
-    if any(tensor is None for tensor in needed):
-        num_reqs, page_size = len(call.block_table), call.k_pages.shape[1]
-        made = PrefillWorkspace.empty(
-            max_num_reqs=num_reqs, max_num_keys=max(min(num_reqs * call.max_seq_len, 2**31 - 1), 1),
-            num_kv_heads=call.k_pages.shape[2], head_dim=call.q.shape[2], qk="int8" if call.qk == "int8" else "exact", pv=call.pv,
-            page_size=page_size, device=call.q.device,
-        )  # fmt: skip
-        call = replace(
-            call, sums=made.sums, value_codes=made.value_codes, value_scales=made.value_scales, max_keys=made.max_num_keys
-        )
-        if call.qk == "int8":
-            call = replace(call, codes=made.codes, scales=made.scales, means=made.means)
-    return call
+    """`call` with the scratch of its modes, allocated where the caller gave none, and with none of other modes."""
+    if call.qk == "exact":
+        call = replace(call, codes=None, scales=None, means=None)
+    if call.pv == "exact":
+        call = replace(call, value_codes=None, value_scales=None)
+    lacks_keys, lacks_values = call.qk == "int8" and call.codes is None, call.pv == "fp8" and call.value_codes is None
+    if not lacks_keys and not lacks_values:
+        return call
+    num_reqs = len(call.block_table)
+    made = PrefillWorkspace.empty(
+        max_num_reqs=num_reqs, max_num_keys=max(min(num_reqs * call.max_seq_len, 2**31 - 1), 1),
+        num_kv_heads=call.k_pages.shape[2], head_dim=call.q.shape[2], qk="int8" if call.qk == "int8" else "exact", pv=call.pv,
+        page_size=call.k_pages.shape[1], device=call.q.device,
+    )  # fmt: skip
+    call = replace(call, sums=made.sums, value_codes=made.value_codes, value_scales=made.value_scales, max_keys=made.max_num_keys)
+    return replace(call, codes=made.codes, scales=made.scales, means=made.means) if call.qk == "int8" else call
 
 
 def _plan(props: DeviceProps, call: Call, kv_format: formats.KVFormat) -> tuple[PrefillShape, PrefillConfig]:

@@ -82,11 +82,12 @@ def mutants_of(store: ArmStore, base: Arm, modules: Collection[str] | None = Non
 
 def _usable(units: Sequence[Unit], references: Mapping[tuple[str, str], Run]) -> list[Unit]:
     """The units that hold unmutated, fastest first; designed skips are left out."""
-    broken = [run for run in references.values() if run.outcome not in ("ok", "skip")]
-    if broken:
-        raise ProofError(
-            f"mutants: expected cases that hold unmutated, got {broken[0].case}: {broken[0].label}: {broken[0].text}"
-        )
+    for run in references.values():
+        # NaN has many bit patterns: against a result of NaN every mutant would seem to be seen.
+        nan = ", ".join(name for name, count in run.nan.items() if count)
+        if run.outcome not in ("ok", "skip") or nan:
+            text = f"NaN in {nan}" if nan else run.text
+            raise ProofError(f"mutants: expected cases that hold unmutated, got {run.case}: {run.label}: {text}")
     runs = {unit: references[unit.case["name"], unit.dtype] for unit in units}
     return sorted((unit for unit in units if runs[unit].outcome == "ok"), key=lambda unit: runs[unit].seconds)
 

@@ -1,4 +1,4 @@
-"""Prefill attention, exact and int8, at the bottom, across the wall and at the top of its pools."""
+"""Prefill attention, in every mode, at the bottom, across the wall and at the top of its pools."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from typing import Any
 import torch
 
 from bigpool import reference_prefill
-from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
+from bigpool._device import device_props
+from bigpool.ops._prefill_plan import OLDEST_FP8, VALUE_TILE
+from bigpool.ops.prefill import KeyCodes, PrefillWorkspace, prefill_attention
 from bigpool.proof.case import Case, Oracle
 from bigpool.proof.cases.verify import DTYPES, Batch, Call, VerifyCase, starts_of
-from bigpool.proof.context import Context
+from bigpool.proof.context import Context, default_num_pages
 
-NOT_FAR = ("lse, lengths, and sums, means and scales of int8, of prefill_attention beyond 2^31 elements: no case places them",)
-MODES = ("exact", "int8")
-OF_THE_KERNEL = ("out", "workspace")
+NOT_FAR = ("lse, lengths, sums and means, and scales in scratch, of prefill_attention beyond 2^31 elements: no case places them",)
+MODES: dict[str, dict[str, str]] = {"exact": {}, "int8": {"qk": "int8"}}
+MODES_WITH_FP8 = {**MODES, "fp8": {"pv": "fp8"}}
+OF_THE_KERNEL = ("out", "workspace", "key_codes")
 
 
-def with_modes(calls: Sequence[Call], **scratch: Any) -> list[Call]:
-    """Every call in both modes; `scratch` goes into those of int8."""
+def with_modes(ctx: Context, calls: Sequence[Call], modes: Mapping[str, Mapping[str, Any]] = MODES) -> list[Call]:
+    """Every call in every mode that the device has."""
+    props = device_props(torch.device(ctx.device))
+    has_fp8 = props.interpreted or props.sm >= OLDEST_FP8
     return [
-        replace(call, label=f"{call.label}[{mode}]", options={**call.options, "qk": mode, **(scratch if mode == "int8" else {})})
+        replace(call, label=f"{call.label}[{name}]", options={**call.options, **mode})
         for call in calls
-        for mode in MODES
+        for name, mode in modes.items()
+        if has_fp8 or mode.get("pv") != "fp8"
     ]
 
 
@@ -44,6 +50,8 @@ def oracle_of(calls: Sequence[Call]) -> Oracle:
     baseline: dict[str, torch.Tensor] = {}
     for call in calls:
         options = {name: value for name, value in call.options.items() if name not in OF_THE_KERNEL}
+        if (kept := call.options.get("key_codes")) is not None:
+            options["kept"] = kept.codes, kept.scales
         twins = (
             (expected, reference_prefill.prefill_attention(*call.arguments(), compute_dtype=torch.float64, **options)),
             (baseline, reference_prefill.prefill_attention_baseline(*call.arguments(), **options)),
@@ -76,7 +84,7 @@ class PrefillCase(VerifyCase):
     def build(self, ctx: Context) -> list[Call]:
         if self.on_gpu and not ctx.interpreted:
             self.batches = self.on_gpu
-        return with_modes(super().build(ctx))
+        return with_modes(ctx, super().build(ctx))
 
     def _options(self, ctx: Context, batch: Batch) -> dict[str, Any]:
         return self.rules
@@ -103,6 +111,16 @@ class FarCase(Case):
         return oracle_of(inputs)
 
 
+def kept_mode(ctx: Context, num_pages: int, page_size: int, kv_heads: int, head_dim: int, num_reqs: int) -> dict[str, Any]:
+    """Of a call that keeps the codes of its keys, which lie near."""
+    parts = (
+        torch.zeros(num_pages, page_size, kv_heads, head_dim, dtype=torch.int8),
+        torch.zeros(num_pages, page_size, kv_heads, dtype=torch.float32),
+        torch.zeros(num_reqs, kv_heads, head_dim, dtype=torch.float32),
+    )
+    return {"qk": "int8", "key_codes": KeyCodes(*(ctx.tensor(part, part.dtype, role="write") for part in parts))}
+
+
 class FarRows(FarCase):
     """Query tokens, output tokens and block-table rows 2^31 elements apart."""
 
@@ -110,8 +128,8 @@ class FarRows(FarCase):
     describe = "4 requests whose q, out and table rows pass 2^31 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, kv_heads, head_dim, page_size = 2, 1, 32, 16
-        batch = Batch((70, 33, 5, 90), (2, 1, 1, 2))
+        heads, kv_heads, head_dim, page_size = 2, 1, 32, 64
+        batch = Batch((70, 33, 5, 190), (2, 1, 1, 70))
         k, v = (ctx.tensor(ctx.randn(8, page_size, kv_heads, head_dim)) for _ in range(2))
         q = ctx.rows("q", (batch.num_tokens, heads, head_dim), role="read")
         q.write(ctx.randn(batch.num_tokens, heads, head_dim))
@@ -119,7 +137,8 @@ class FarRows(FarCase):
         table = ctx.rows("block_table", (4, 6), dtype=torch.int32, role="read")
         table.write(ctx.randint(0, 8, (4, 6), dtype=torch.int32))
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
-        return with_modes([Call(q.tensor, k, v, table.tensor, *lengths, {"out": out.tensor})])
+        modes = {**MODES_WITH_FP8, "kept": kept_mode(ctx, 8, page_size, kv_heads, head_dim, 4)}
+        return with_modes(ctx, [Call(q.tensor, k, v, table.tensor, *lengths, {"out": out.tensor})], modes)
 
 
 class FarHeads(FarCase):
@@ -129,8 +148,8 @@ class FarHeads(FarCase):
     describe = "head-major K, V, q and out whose head rows pass 2^31 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, head_dim, page_size, pages = 6, 32, 16, 6
-        batch = Batch((50, 33), (2, 1))
+        heads, head_dim, page_size, pages = 6, 32, 64, 6
+        batch = Batch((150, 33), (30, 1))
         k = ctx.rows("k", (3, pages, page_size, head_dim), role="read")
         v = ctx.rows("v", (3, pages, page_size, head_dim), role="read")
         q = ctx.rows("q", (heads, batch.num_tokens, head_dim), role="read")
@@ -141,30 +160,66 @@ class FarHeads(FarCase):
         k_cache, v_cache = (rows.tensor.permute(1, 2, 0, 3) for rows in (k, v))
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
         options = {"out": out.tensor.transpose(0, 1)}
-        return with_modes([Call(q.tensor.transpose(0, 1), k_cache, v_cache, table, *lengths, options)])
+        modes = {**MODES_WITH_FP8, "kept": kept_mode(ctx, pages, page_size, 3, head_dim, 2)}
+        return with_modes(ctx, [Call(q.tensor.transpose(0, 1), k_cache, v_cache, table, *lengths, options)], modes)
 
 
 class FarContext(FarCase):
-    """A window at the end of a context so long that the codes of its keys pass 2^33 elements; other keys are not there."""
+    """A window at the end of a context so long that the rows of scratch x kv heads pass 2^31; other keys are not there."""
 
     name = "prefill-far-context"
-    describe = "a window of 40 at the end of 16,777,280 tokens: positions, and int8 codes beyond 2^33 elements"
+    describe = (
+        "a window of 40 at the end of 536,870,976 tokens: positions, codes of keys and values, and scales beyond 2^31 elements"
+    )
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, head_dim, page_size, keys, q_len = 2, 256, 16, 64, 8
-        codes = ctx.pool("codes", (heads, head_dim), pages=keys, num_pages=2**24 + keys, dtype=torch.int8, role="write")
+        heads, head_dim, page_size, keys, q_len = 4, 32, 4_096, 64, 8
+        codes = ctx.pool("codes", (heads, head_dim), pages=keys, num_pages=2**29 + keys, dtype=torch.int8, role="write")
+        scales = ctx.pool("scales", (heads,), like=codes, dtype=torch.float32, role="write")
         # A multiple of every tile, so that tiles hold the same keys at the bottom and at the top.
         base = int(codes.ids.min())
-        pages = keys // page_size
-        k, v = (ctx.tensor(ctx.randn(pages, page_size, heads, head_dim)) for _ in range(2))
-        table = torch.full((1, (base + keys) // page_size), -1, dtype=torch.int32)
-        table[0, -pages:] = torch.arange(pages - 1, -1, -1)
-        scales = torch.empty(len(codes.tensor), heads, dtype=torch.float32, device=ctx.device)
-        made = PrefillWorkspace.empty(max_num_reqs=1, max_num_keys=1, num_kv_heads=heads, head_dim=head_dim, device=ctx.device)
-        scratch = replace(made, codes=codes.tensor, scales=scales)
+        # One tile, and the one that a batch may waste at a page's end.
+        tiles = ctx.pool(
+            "value_codes",
+            (heads, head_dim, VALUE_TILE),
+            pages=2,
+            num_pages=2**29 // VALUE_TILE + 2,
+            dtype=torch.uint8,
+            role="write",
+        )
+        k, v = (ctx.tensor(ctx.randn(1, page_size, heads, head_dim)) for _ in range(2))
+        table = torch.full((1, base // page_size + 1), -1, dtype=torch.int32)
+        table[0, -1] = 0
+        near = PrefillWorkspace.empty(
+            max_num_reqs=1, max_num_keys=1, num_kv_heads=heads, head_dim=head_dim, pv="fp8", device=ctx.device
+        )  # fmt: skip
+        scratch = replace(
+            near, max_num_keys=base + keys, codes=codes.tensor, scales=scales.tensor, value_codes=tiles.tensor
+        )  # fmt: skip
         lengths = ctx.tensor([base + keys], dtype=torch.int32), starts_of(ctx, (q_len,))
         q = ctx.tensor(ctx.randn(q_len, heads, head_dim))
-        return with_modes([Call(q, k, v, ctx.tensor(table), *lengths, {"window_size": 40})], workspace=scratch)
+        modes = {"exact": {}, "int8": {"qk": "int8", "workspace": scratch}, "fp8": {"pv": "fp8", "workspace": scratch}}
+        return with_modes(ctx, [Call(q, k, v, ctx.tensor(table), *lengths, {"window_size": 40})], modes)
+
+
+class KeptCodes(PrefillCase):
+    """Codes of keys that are kept, on the pages of the cache; the pool is so large that their scales pass 2^31 elements too."""
+
+    def build(self, ctx: Context) -> list[Call]:
+        return with_modes(ctx, VerifyCase.build(self, ctx), {"kept": {"qk": "int8"}})
+
+    def _caches(
+        self, ctx: Context, pages: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], Any]:
+        self.num_pages = default_num_pages(self.page_size * self.heads[1], pages)
+        k_cache, v_cache, options, table_of = super()._caches(ctx, pages, k, v)
+        page = self.page_size, self.heads[1]
+        # Both caches are of the pool that `table_of` belongs to.
+        cache = table_of.__self__
+        codes = ctx.pool("codes", (*page, self.head_dim), dtype=torch.int8, like=cache, role="write")
+        scales = ctx.pool("scales", page, dtype=torch.float32, like=cache, role="write")
+        means = ctx.tensor(torch.zeros(len(self.batches[0].seq_lens), *page[1:], self.head_dim), torch.float32, role="write")
+        return k_cache, v_cache, {**options, "key_codes": KeyCodes(codes.tensor, scales.tensor, means)}, table_of
 
 
 CASES = [
@@ -180,6 +235,10 @@ CASES = [
     PrefillCase(
         "prefill-planted", "keys planted on far pages that hold nearly all of the softmax, K and V in one page of 1056",
         [Batch((1_300, 400), (6, 9))], page_size=1_056, heads=(6, 2), head_dim=128, planted=True, interleaved=True,
+    ),
+    KeptCodes(
+        "prefill-kept", "int8 codes of keys that are kept, and their scales, on the pages of the cache",
+        [Batch((300, 45, 200), (300, 9, 150))], page_size=16, heads=(4, 2), head_dim=64,
     ),
     FarRows(),
     FarHeads(),

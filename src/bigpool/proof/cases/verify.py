@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -213,7 +213,7 @@ class FarRows(Case):
 
     name = "verify-far-rows"
     op = "verify_attention"
-    describe = "4 requests whose q, out, lse, scratch and table rows pass 2^31 elements"
+    describe = "4 requests whose q, out, lse, scratch and table rows pass 2^31 elements, also with scratch by request"
     dtypes = DTYPES
     not_exercised = NOT_FAR
     placements = ("bottom", "top")
@@ -226,7 +226,8 @@ class FarRows(Case):
         q = ctx.rows("q", (batch.num_tokens, heads, head_dim), role="read")
         q.write(ctx.randn(batch.num_tokens, heads, head_dim))
         out = ctx.rows("out", (batch.num_tokens, heads, head_dim))
-        part = ctx.rows("scratch", (batch.num_tokens, heads, splits, head_dim + 4), dtype=torch.float32)
+        # As many rows as `longest` takes: one for each token that a request may have.
+        part = ctx.rows("scratch", (8, heads, splits, head_dim + 4), dtype=torch.float32)
         lse = ctx.rows("lse", (batch.num_tokens, heads), dtype=torch.float32)
         table = ctx.rows("block_table", (4, 6), dtype=torch.int32, role="read")
         table.write(ctx.randint(0, 8, (4, 6), dtype=torch.int32))
@@ -238,11 +239,15 @@ class FarRows(Case):
         """By the launcher, since the op makes its own lse."""
         call, out, lse = inputs["call"], inputs["out"], inputs["lse"]
         scale, launch = call.q.shape[-1] ** -0.5, cast(Any, _launch)
-        launch(*call.arguments(), out.tensor, lse.tensor, inputs["part"].tensor, 2, inputs["splits"], scale)
-        return {"out": out.read(), "lse": lse.read()}
+        outputs: dict[str, torch.Tensor] = {}
+        for longest, label in ((0, ""), (2, "[by request]")):
+            part = inputs["part"].tensor
+            launch(*call.arguments(), out.tensor, lse.tensor, part, 2, inputs["splits"], scale, longest=longest)
+            outputs |= {"out" + label: out.read(), "lse" + label: lse.read()}
+        return outputs
 
     def oracle(self, ctx: Context, inputs: dict[str, Any]) -> Oracle:
-        return oracle_of([inputs["call"]])
+        return oracle_of([inputs["call"], replace(inputs["call"], label="[by request]")])
 
 
 class FarHeads(Case):
