@@ -2,8 +2,8 @@
 
 import pytest
 
-from bigpool.proof.arms import kernel_modules
 from bigpool.errors import ProofError
+from bigpool.proof.arms import kernel_modules
 from bigpool.proof.mutants import _usable, survey
 from bigpool.proof.narrow import list_widenings
 from bigpool.proof.runner import Options

@@ -8,7 +8,8 @@ import torch
 
 from bigpool.ops import _verify_launch, _verify_sm90
 from bigpool.ops import verify as verify_op
-from bigpool.ops._verify_sm90 import _fits_tma, _given, _splits_that_fit
+from bigpool.ops._tma import fits_tma
+from bigpool.ops._verify_sm90 import _given, _splits_that_fit
 from bigpool.tuning import DeviceProps, VerifySpec
 from bigpool.tuning_sm90 import pick_kernel, plan_sm90, sm90_supports
 from verify_inputs import judge, make, run
@@ -105,9 +106,9 @@ def test_plans(kv_format, rows, num_reqs, max_seq_len, expected):
 
 def test_tma_wants_strides_of_16_bytes():
     pages = torch.zeros(3, 16, 2, 264, dtype=torch.int8)
-    assert not _fits_tma(pages[..., :256]), "rows of 264 bytes"
-    assert _fits_tma(torch.zeros(3, 16, 2, 272, dtype=torch.int8)[..., :256])
-    assert not _fits_tma(torch.zeros(2**12, dtype=torch.int8)[1:1025].view(1, 4, 1, 256)), "a base that is not aligned"
+    assert not fits_tma(pages[..., :256]), "rows of 264 bytes"
+    assert fits_tma(torch.zeros(3, 16, 2, 272, dtype=torch.int8)[..., :256])
+    assert not fits_tma(torch.zeros(2**12, dtype=torch.int8)[1:1025].view(1, 4, 1, 256)), "a base that is not aligned"
 
 
 def test_scratch_limits_the_splits():

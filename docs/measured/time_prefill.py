@@ -1,7 +1,7 @@
 """Times prefill attention on one GPU beside FlashAttention 3 (as vLLM ships it, if it can be imported), and prints a table.
 
 `python docs/measured/time_prefill.py`. Rates count the operations of exact causal attention; int8 is timed with its passes over
-the keys. Each result is held to float32 on some query tokens before it is timed. Medians of rounds in which everything takes turns.
+the keys. Each result is held to float32 on some query tokens before it is timed. Medians of rounds in which all take turns.
 """
 
 import statistics
@@ -42,10 +42,10 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     print(torch.cuda.get_device_name(), torch.__version__, bigpool.__version__)
     for length, page_size, head_dim in SHAPES:
-        call = q, k, v, table, lengths, starts = inputs(length, page_size, head_dim)
+        call = inputs(length, page_size, head_dim)
         sizes = {"max_num_reqs": 1, "max_num_keys": length, "num_kv_heads": KV_HEADS, "head_dim": head_dim}
         scratch = PrefillWorkspace.empty(**sizes, device="cuda")
-        outs = {name: torch.empty_like(q) for name in ("exact", "int8", "FA3")}
+        outs = {name: torch.empty_like(call[0]) for name in ("exact", "int8", "FA3")}
 
         def ours(qk, workspace, call=call, outs=outs):
             return bigpool.prefill_attention(*call, max_seqlen_q=Q_LEN, qk=qk, workspace=workspace, out=outs[qk])
@@ -69,11 +69,11 @@ def main():
         times = {name: [] for name in arms}
         for _ in range(3):
             for name, arm in arms.items():
-                time.sleep(0.05)
+                time.sleep(0.05)  # Rests the card: at its power limit, what ran before slows what runs after.
                 times[name].append(do_bench(arm, warmup=3, rep=15, return_mode="median"))
+        medians = {name: statistics.median(t) for name, t in times.items()}
         text = ", ".join(
-            f"{name} {flops / statistics.median(t) / 1e9:.0f} TFLOP/s ({statistics.median(t) * 1e3:.0f} us, error {found[name]:.4f})"
-            for name, t in times.items()
+            f"{name} {flops / ms / 1e9:.0f} TFLOP/s ({ms * 1e3:.0f} us, error {found[name]:.4f})" for name, ms in medians.items()
         )
         print(f"context {length}, page {page_size}, D {head_dim}: {text}", flush=True)
 

@@ -38,7 +38,6 @@ class Sm90Shape:
     decode_warps: int = 4
     decode_regs: int = 128
     longest: int = 0
-    overlap: bool = False
 
     @property
     def digits(self) -> int:
@@ -64,7 +63,6 @@ class Sm90Plan:
     pages_per_tile: int = 1
     buffers: int = 2
     decode_regs: int = 128
-    overlap: bool = False
 
 
 def sm90_supports(props: DeviceProps, spec: VerifySpec, *, itemsize: int, head_dim: int, rows: int, page_size: int) -> bool:

@@ -6,16 +6,16 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 
 @gluon.jit
-def _page_of(table_row_ptr, pos, last_pos, CFG: gl.constexpr):
-    return gl.load(table_row_ptr + gl.minimum(pos, last_pos) // CFG.page_size)
+def _page_at(table_row_ptr, column, last_column):
+    return gl.load(table_row_ptr + gl.minimum(column, last_column))
 
 
 @gluon.jit
-def _copy_boxes(desc, boxes, bar, stage, table_row_ptr, pos, last_pos, kv_head, CFG: gl.constexpr, PARTS: gl.constexpr):
+def _copy_boxes(desc, boxes, bar, stage, table_row_ptr, pos, last_column, kv_head, CFG: gl.constexpr, PARTS: gl.constexpr):
     """A tile of several pages: a box for each page and 128 bytes of a row."""
     BOXES: gl.constexpr = CFG.tile // CFG.box
     for b in gl.static_range(BOXES):
-        page = _page_of(table_row_ptr, pos + b * CFG.box, last_pos, CFG)
+        page = _page_at(table_row_ptr, (pos + b * CFG.box) // CFG.page_size, last_column)
         for part in gl.static_range(PARTS):
             box = boxes.index((stage * PARTS + part) * BOXES + b)
             tma.async_copy_global_to_shared(desc, [page, kv_head, part, (pos + b * CFG.box) % CFG.page_size, 0], bar, box)
@@ -44,10 +44,10 @@ def produce(
     V_BYTES: gl.constexpr = CFG.tile * CFG.head_dim * 2
     V_PARTS: gl.constexpr = CFG.head_dim // 64
     KEYS: gl.constexpr = gl.BlockedLayout([CFG.tile // 32], [32], [1], [0])
-    last_pos = gl.maximum(seq_len - 1, 0)
+    last_column = gl.maximum(seq_len - 1, 0) // CFG.page_size
     page = 0
     if CFG.tiles_per_page != 0:
-        page = _page_of(table_row_ptr, begin // CFG.tiles_per_page * CFG.page_size, last_pos, CFG)
+        page = _page_at(table_row_ptr, begin // CFG.tiles_per_page, last_column)
     if CFG.int8:
         scales = _load_scales(k_scale_ptr, begin, seq_len, KEYS, stride_scale, CFG)
     for tile in range(begin, end):
@@ -61,7 +61,7 @@ def produce(
         else:
             slot = tile % CFG.tiles_per_page * CFG.tile
             pos = tile // CFG.tiles_per_page * CFG.page_size + slot
-            next_page = _page_of(table_row_ptr, (tile + 1) // CFG.tiles_per_page * CFG.page_size, last_pos, CFG)
+            next_page = _page_at(table_row_ptr, (tile + 1) // CFG.tiles_per_page, last_column)
         mbarrier.wait(k_empty.index(ks), ((i // CFG.k_stages) & 1) ^ 1)
         bar = k_full.index(ks)
         mbarrier.expect(bar, K_BYTES)
@@ -72,14 +72,14 @@ def produce(
             mbarrier.arrive(bar)
             scales = _load_scales(k_scale_ptr, tile + 1, seq_len, KEYS, stride_scale, CFG)
         elif CFG.tiles_per_page == 0:
-            _copy_boxes(k_desc, k_boxes, bar, ks, table_row_ptr, pos, last_pos, kv_head, CFG, V_PARTS)
+            _copy_boxes(k_desc, k_boxes, bar, ks, table_row_ptr, pos, last_column, kv_head, CFG, V_PARTS)
         else:
             tma.async_copy_global_to_shared(k_desc, [page, kv_head, 0, slot, 0], bar, k_boxes.index(ks))
         mbarrier.wait(v_empty.index(vs), ((i // CFG.v_stages) & 1) ^ 1)
         bar = v_full.index(vs)
         mbarrier.expect(bar, V_BYTES)
         if CFG.tiles_per_page == 0:
-            _copy_boxes(v_desc, v_boxes, bar, vs, table_row_ptr, pos, last_pos, kv_head, CFG, V_PARTS)
+            _copy_boxes(v_desc, v_boxes, bar, vs, table_row_ptr, pos, last_column, kv_head, CFG, V_PARTS)
         else:
             tma.async_copy_global_to_shared(v_desc, [page, kv_head, 0, slot, 0], bar, v_boxes.index(vs))
         page = next_page

@@ -27,12 +27,13 @@ def _v_operand(x, CFG: gl.constexpr, O_LAYOUT: gl.constexpr, num_warps: gl.const
 
 
 @gluon.jit
-def begin_scores(k_tiles, stage, q_smem, opaque, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """Products of queries and of keys as they lie in shared memory, of int8 one for each digit: a tuple, not waited for."""
+def _stored_scores(k_tiles, stage, q_smem, opaque, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """S^T of queries and of keys as they lie in shared memory, of int8 from one product for each digit."""
     if CFG.kv_format == "plain":
         zero = gl.full([CFG.tile, CFG.rows], 0.0, gl.float32, S_LAYOUT)
         q = q_smem.index(opaque).permute((1, 0))
-        sums = (warpgroup_mma(k_tiles.index(stage), q, zero, use_acc=False, is_async=True),)
+        s = warpgroup_mma(k_tiles.index(stage), q, zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
     else:
         BLOCKS: gl.constexpr = CFG.head_dim // 128
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], S_LAYOUT.warps_per_cta, [16, CFG.rows, 32])
@@ -45,17 +46,7 @@ def begin_scores(k_tiles, stage, q_smem, opaque, CFG: gl.constexpr, S_LAYOUT: gl
             a = warpgroup_mma(k, q_smem.index(q).permute((1, 0)), a, use_acc=block > 0, is_async=True)
             b = warpgroup_mma(k, q_smem.index(q + BLOCKS).permute((1, 0)), b, use_acc=block > 0, is_async=True)
             c = warpgroup_mma(k, q_smem.index(q + 2 * BLOCKS).permute((1, 0)), c, use_acc=block > 0, is_async=True)
-        sums = (a, b, c)
-    return sums
-
-
-@gluon.jit
-def end_scores(sums, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
-    """S^T of what `begin_scores` began, after a wait for it and for all products since."""
-    if CFG.kv_format == "plain":
-        s = warpgroup_mma_wait(0, deps=[sums[0]])
-    else:
-        a, b, c = warpgroup_mma_wait(0, deps=[sums[0], sums[1], sums[2]])
+        a, b, c = warpgroup_mma_wait(0, deps=[a, b, c])
         s = (a * 128 + b).to(gl.float32) * 128.0 + c.to(gl.float32)
         s = gl.convert_layout(s, S_LAYOUT, assert_trivial=True)
     return s
@@ -65,7 +56,7 @@ def end_scores(sums, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
 def scores(k_tiles, stage, q_smem, opaque, zero, CFG: gl.constexpr, S_LAYOUT: gl.constexpr):
     """S^T of a tile. `opaque` is 0: addresses that depend on it are not kept in registers from tile to tile."""
     if CFG.kv_format == "plain" or (CFG.kv_format == "int8" and CFG.rows <= 32):
-        s = end_scores(begin_scores(k_tiles, stage, q_smem, opaque, CFG, S_LAYOUT), CFG, S_LAYOUT)
+        s = _stored_scores(k_tiles, stage, q_smem, opaque, CFG, S_LAYOUT)
     elif CFG.kv_format == "int8" or CFG.kv_format == "int4":
         s = _integer_scores(k_tiles, stage, q_smem, opaque, CFG, S_LAYOUT)
     else:

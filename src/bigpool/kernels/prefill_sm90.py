@@ -12,14 +12,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from ._prefill_feed_sm90 import produce
+from .cache import MIN_SCALE, ROUND
+from .prefill import LN2, LOG2_E
 
-# bigpool.formats.MIN_SCALE
-MIN_SCALE = gl.constexpr(2.0**-100)
-# Added and taken away again, it rounds to integers.
-ROUND = gl.constexpr(12582912.0)
 LOWEST = gl.constexpr(-1e30)
-LN2 = gl.constexpr(0.6931471805599453)
-LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
@@ -83,7 +79,7 @@ def _weights(s, m, l, scale, row_shift, k_scale_smem, tile, edge, q_pos, seq_len
         if CFG.int8:
             s += (row_shift * (2.0 / CFG.softcap))[:, None]
         s = (CFG.softcap * LOG2_E) * (1.0 - 2.0 / (1.0 + gl.exp2(s)))
-        scale = scale * 0.0 + 1.0
+        scale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, S_L))
     ENDS: gl.constexpr = CFG.tiles_per_page != 0 and CFG.page_size % CFG.tile != 0
     if ENDS:
         is_last = tile % CFG.tiles_per_page == CFG.tiles_per_page - 1
@@ -157,20 +153,9 @@ def _attend(
     head0 = kv_head.to(gl.int64) * GROUP
     q_smem = q_tiles.index(WG)
     _load_queries(
-        q_ptr,
-        q_smem,
-        row_smem.index(2 * WG),
-        row_smem.index(2 * WG + 1),
-        row0 + WG * 64,
-        token0,
-        head0,
-        q_len,
-        scale_log2,
-        mean_ptr,
-        stride_q_token,
-        stride_q_head,
-        CFG,
-    )
+        q_ptr, q_smem, row_smem.index(2 * WG), row_smem.index(2 * WG + 1), row0 + WG * 64, token0, head0, q_len, scale_log2,
+        mean_ptr, stride_q_token, stride_q_head, CFG,
+    )  # fmt: skip
     row_shift = gl.full([64], 0.0, gl.float32, ROW)
     scale = gl.full([64], 0.0, gl.float32, ROW) + scale_log2
     if CFG.int8:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ._formats_sm90 import MIN_SCALE, inverse_approx, log2_approx
-from ._tiles_sm90 import add_values, begin_scores, clean_values, end_scores, scores
+from ._tiles_sm90 import add_values, clean_values, scores
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOWEST = gl.constexpr(-1e30)
@@ -258,16 +258,6 @@ def _attend_tiles(
         mask = (tile_begin < tile_end) & (slot < CFG.page_size) & (page >= 0) & (page < num_pages)
         k_scale = _load_scale(k_scale_head_ptr, page, slot, mask, stride_k_scale_page, stride_k_scale_slot)
         v_scale = _load_scale(v_scale_head_ptr, page, slot, mask, stride_v_scale_page, stride_v_scale_slot)
-    s = zero
-    if CFG.overlap:
-        # The scores of the next tile are computed beside the softmax of this one.
-        mbarrier.wait(k_bars.index(0), 0, pred=tile_begin < tile_end)
-        s = scores(k_tiles, 0, q_smem, page & opaque_zero, zero, CFG, S_LAYOUT)
-        gl.thread_barrier()
-        ahead = tile_begin + STAGES
-        page_ahead = gl.load(table_row_ptr + gl.minimum(ahead // TILES_PER_PAGE, max_page_col))
-        ahead_slot = (ahead % TILES_PER_PAGE) * TILE
-        _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, 0, ahead < tile_end, NBYTES)
     for tile in range(tile_begin, tile_end):
         stage = (tile - tile_begin) % STAGES
         phase = ((tile - tile_begin) // STAGES) & 1
@@ -284,15 +274,8 @@ def _attend_tiles(
             mask = (tile + 1 < tile_end) & (next_slot < CFG.page_size) & (page >= 0) & (page < num_pages)
             k_scale = _load_scale(k_scale_head_ptr, page, next_slot, mask, stride_k_scale_page, stride_k_scale_slot)
             v_scale = _load_scale(v_scale_head_ptr, page, next_slot, mask, stride_v_scale_page, stride_v_scale_slot)
-        if CFG.overlap:
-            next_stage = (tile + 1 - tile_begin) % STAGES
-            next_phase = ((tile + 1 - tile_begin) // STAGES) & 1
-            k_page_ahead = gl.load(table_row_ptr + gl.minimum((ahead + 1) // TILES_PER_PAGE, max_page_col))
-            mbarrier.wait(k_bars.index(next_stage), next_phase, pred=tile + 1 < tile_end)
-            sums = begin_scores(k_tiles, next_stage, q_smem, opaque, CFG, S_LAYOUT)
-        else:
-            mbarrier.wait(k_bars.index(stage), phase)
-            s = scores(k_tiles, stage, q_smem, opaque, zero, CFG, S_LAYOUT)
+        mbarrier.wait(k_bars.index(stage), phase)
+        s = scores(k_tiles, stage, q_smem, opaque, zero, CFG, S_LAYOUT)
         if CFG.kv_format == "int4":
             # K is read with its zero point, V less 8: what is missing is one product a key, and one sum a row.
             excess = (ks.to(gl.int32, bitcast=True) & 15).to(gl.float32)
@@ -342,15 +325,9 @@ def _attend_tiles(
         if CAN_HOLD_NAN:
             _poison_rows(v_tiles.index(stage), x, tile >= num_full, bad_smem, poison_smem, CFG, KEY, ROW, num_warps)
         acc = add_values(v_tiles, stage, p_smem, acc, CFG, O_LAYOUT, num_warps)
-        if CFG.overlap:
-            s = end_scores(sums, CFG, S_LAYOUT)
         gl.thread_barrier()
         ahead_slot = (ahead % TILES_PER_PAGE) * TILE
-        if CFG.overlap:
-            k_slot = ((ahead + 1) % TILES_PER_PAGE) * TILE
-            _copy_tile(k_desc, k_boxes, k_bars, k_page_ahead, kv_head, k_slot, next_stage, ahead + 1 < tile_end, NBYTES)
-        else:
-            _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
+        _copy_tile(k_desc, k_boxes, k_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
         _copy_tile(v_desc, v_boxes, v_bars, page_ahead, kv_head, ahead_slot, stage, ahead < tile_end, NBYTES)
 
     l = gl.convert_layout(gl.sum(gl.sum(l, 0), 0), gl.SliceLayout(0, O_LAYOUT))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import reference_prefill
 from ..tuning import DeviceProps, cdiv
-from ._verify_sm90 import TMA_ALIGNMENT, has_gluon
+from ._tma import fits_tma, tma_descriptor
+from ._verify_sm90 import has_gluon
 
 if TYPE_CHECKING:
     from ._prefill_launch import Call
@@ -66,47 +67,28 @@ def shape_of(props: DeviceProps, call: Call, is_plain: bool) -> PrefillSm90Shape
         return None
     if call.q.dtype not in (torch.bfloat16, torch.float16) or head_dim not in (INT8_HEAD_DIMS if int8 else HEAD_DIMS):
         return None
-    if not (len(call.k_pages) and _fits_tma(call.v_pages) and (int8 or _fits_tma(call.k_pages))):
+    if not (len(call.k_pages) and fits_tma(call.v_pages) and (int8 or fits_tma(call.k_pages))):
         return None
     group, page_size = call.q.shape[1] // call.k_pages.shape[2], call.k_pages.shape[1]
     return prefill_shape_sm90(head_dim, group, page_size, int8, call.causal, call.window_size, call.softcap)
-
-
-def _fits_tma(pages: torch.Tensor) -> bool:
-    aligned = (pages.stride(axis) * pages.element_size() % TMA_ALIGNMENT == 0 for axis in range(3) if pages.shape[axis] > 1)
-    return pages.data_ptr() % TMA_ALIGNMENT == 0 and all(aligned)
 
 
 def launch(call: Call, shape: PrefillSm90Shape) -> None:
     """Launches a call of `shape_of`, after the passes over its keys."""
     from ..kernels import prefill_sm90
 
-    num_kv_heads = call.k_pages.shape[2]
-    keys, scales, means = _descriptor(call.k_pages, shape, "nan"), call.lse, call.lse
+    num_kv_heads, in_page = call.k_pages.shape[2], shape.tiles_per_page != 0
+    slots = shape.tile if in_page else shape.box
+    values = tma_descriptor(call.v_pages, slots, whole_rows=in_page)
     if shape.int8:
         assert call.codes is not None
-        assert call.scales is not None
-        assert call.means is not None
-        keys, scales, means = _descriptor(call.codes.unsqueeze(0), shape, "zero"), call.scales, call.means
+        # Scratch is one page for all.
+        keys, scales, means = tma_descriptor(call.codes.unsqueeze(0), shape.tile, whole_rows=True), call.scales, call.means
+    else:
+        # Not read: they stand for pointers.
+        keys, scales, means = tma_descriptor(call.k_pages, slots, whole_rows=in_page, padding="nan"), call.lse, call.lse
     prefill_sm90.prefill_sm90_kernel[(cdiv(call.max_seqlen_q * shape.group, ROWS), num_kv_heads, len(call.block_table))](
-        call.q, keys, _descriptor(call.v_pages, shape, "zero"), call.out, call.lse, *call.lengths, scales, means,
+        call.q, keys, values, call.out, call.lse, *call.lengths, scales, means,
         call.softmax_scale * reference_prefill.LOG2_E, call.max_seq_len, call.max_keys, *call.q.stride()[:2],
         *call.out.stride()[:2], call.block_table.stride(0), CFG=shape, num_warps=4,
     )  # fmt: skip
-
-
-def _descriptor(pages: torch.Tensor, shape: PrefillSm90Shape, padding: str) -> Any:
-    """A TMA descriptor [page, kv head, part of a row, slot, column] whose box is a tile, or 128 bytes of a small page's rows."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    num_pages, page_size, num_kv_heads, cols = pages.shape
-    width = 128 // pages.element_size()
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * pages.element_size(), rank=5)
-    whole = shape.tiles_per_page != 0 or pages.element_size() == 1
-    box = [1, 1, cols // width, shape.tile, width] if whole else [1, 1, 1, shape.box, width]
-    # The stride of an axis of one is never used, and need not be a multiple of 16 bytes.
-    page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
-    return TensorDescriptor(
-        pages, [num_pages, num_kv_heads, cols // width, page_size, width], [page, head, width, slot, 1], box, layout, padding
-    )

@@ -12,11 +12,10 @@ from .. import formats, reference
 from ..tuning import MAX_SEQ_LEN, PART_EXTRA, cdiv
 from ..tuning_sm90 import TRITON_VERSIONS, Sm90Plan, Sm90Shape, plan_sm90, sm90_supports
 from ..workspace import carve
+from ._tma import fits_tma, tma_descriptor
 
 if TYPE_CHECKING:
     from ..tuning import DeviceProps, VerifySpec
-
-TMA_ALIGNMENT = 16
 
 
 @cache
@@ -36,12 +35,7 @@ def takes(
     supported = sm90_supports(
         props, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=k_pages.shape[1]
     )  # fmt: skip
-    return supported and has_gluon() and len(k_pages) > 0 and _fits_tma(k_pages) and _fits_tma(v_pages)
-
-
-def _fits_tma(pages: torch.Tensor) -> bool:
-    aligned = (pages.stride(axis) * pages.element_size() % TMA_ALIGNMENT == 0 for axis in range(3) if pages.shape[axis] > 1)
-    return pages.data_ptr() % TMA_ALIGNMENT == 0 and all(aligned)
+    return supported and has_gluon() and len(k_pages) > 0 and fits_tma(k_pages) and fits_tma(v_pages)
 
 
 def launch(
@@ -107,7 +101,7 @@ def _shape(kv_format: str, scales: str, head_dim: int, group: int, page_size: in
         layouts = (_k_layout(plan.num_warps), _v_layout(plan.num_warps, kv_format == "int4"))
     return Sm90Shape(
         kv_format, scales, head_dim, group, page_size, plan.tiles_per_page, plan.tile, plan.rows, plan.stages, *layouts,
-        plan.pages_per_tile, plan.buffers, decode_regs=plan.decode_regs, longest=longest, overlap=plan.overlap,
+        plan.pages_per_tile, plan.buffers, decode_regs=plan.decode_regs, longest=longest,
     )  # fmt: skip
 
 
@@ -136,19 +130,9 @@ def _v_layout(warps: int, is_int4: bool) -> Any:
 
 
 def _descriptor(pages: torch.Tensor, plan: Sm90Plan) -> Any:
-    """A TMA descriptor [page, kv head, part of a row, slot, column] whose box is a tile, or 128 bytes of a small page's rows."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    num_pages, page_size, num_kv_heads, cols = pages.shape
-    itemsize = pages.element_size()
-    width = min(128 // itemsize, cols)
-    parts, slots = (cols // width, plan.tile) if plan.pages_per_tile == 1 else (1, page_size)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=width * itemsize, element_bitwidth=8 * itemsize, rank=5)
-    sizes = [num_pages, num_kv_heads, cols // width, page_size, width]
-    # The stride of an axis of one is never used, and need not be a multiple of 16 bytes.
-    page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
-    return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], [1, 1, parts, slots, width], layout)
+    """Boxes of a tile, or of 128 bytes of a small page's rows."""
+    in_page = plan.pages_per_tile == 1
+    return tma_descriptor(pages, plan.tile if in_page else pages.shape[1], whole_rows=in_page)
 
 
 def _given(scale: torch.Tensor | None, spec: VerifySpec, unread: torch.Tensor) -> torch.Tensor:
