@@ -62,7 +62,7 @@ def test_rows_have_the_bits_of_the_op_that_has_their_length():
 
 def test_no_key_of_a_short_request_is_prefilled(monkeypatch):
     seen = []
-    monkeypatch.setattr(_prefill_launch, "launch", lambda *arguments: seen.append(_prefill_launch.Call(*arguments)))
+    monkeypatch.setattr(_prefill_launch, "run", lambda call, kernels: seen.append(call))
     run(make([600, 700, 50], [17, 16, 1], device=DEVICE))
     assert [call.seq_lens.tolist() for call in seen] == [[600, 0, 0]]
 

@@ -153,10 +153,10 @@ def test_without_the_mean_an_offset_would_ruin_int8(monkeypatch):
     call = outlier_call("offset", "int8", DEVICE)
     quantise = _prefill_launch._quantise_keys
 
-    def without_mean(kernels, props, call, shape):
+    def without_mean(kernels, props, call):
         no_sums = defaultdict(lambda: lambda *arguments, **options: call.sums.zero_())
         versions = {"prefill_sum_keys_kernel": no_sums, "prefill_quantise_kernel": kernels.prefill_quantise_kernel}
-        quantise(SimpleNamespace(**versions), props, call, shape)
+        quantise(SimpleNamespace(**versions), props, call)
 
     monkeypatch.setattr(_prefill_launch, "_quantise_keys", without_mean)
     assert errors_of(call, run(call)[0])[0] > 0.1

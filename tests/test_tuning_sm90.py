@@ -128,9 +128,10 @@ def on_hopper(monkeypatch):
     """Launches as on an H200, up to its kernel: the calls that it would get, which then go nowhere."""
     calls = []
 
-    def takes(props, spec, q, k_pages, v_pages, max_seqlen_q):
-        rows = max_seqlen_q * q.shape[1] // k_pages.shape[2]
-        return sm90_supports(H200, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=k_pages.shape[1])
+    def takes(props, spec, call):
+        rows, page_size = call.max_seqlen_q * call.q.shape[1] // call.k_pages.shape[2], call.k_pages.shape[1]
+        sizes = {"head_dim": call.q.shape[2], "rows": rows, "page_size": page_size}
+        return sm90_supports(H200, spec, itemsize=call.q.element_size(), **sizes)
 
     monkeypatch.setattr(_verify_sm90, "takes", takes)
     monkeypatch.setattr(_verify_sm90, "launch", lambda *arguments: calls.append(arguments))

@@ -75,43 +75,45 @@ SCHEMA = (
 )
 
 
-@torch.no_grad()
 def launch(*arguments: Any, kernels: Any = None) -> None:
-    """Launches a Call. Without scratch that a mode needs, it is allocated for what the table could hold.
+    """`run` of a Call of these arguments."""
+    run(Call(*arguments), kernels)
 
-    `kernels`: a version of bigpool.kernels.prefill.
+
+@torch.no_grad()
+def run(call: Call, kernels: Any = None) -> None:
+    """Launches. Without scratch that a mode needs, it is allocated for what the table could hold.
+
+    `kernels`: a version of bigpool.kernels.prefill, which gets the call whatever the card.
     """
-    is_bare = kernels is None
-    if is_bare:
+    is_ours = kernels is None
+    if is_ours:
         from ..kernels import prefill
 
         kernels = prefill
 
-    call = Call(*arguments)
     if len(call.block_table) == 0 or len(call.q) == 0 or call.max_seqlen_q == 0:
         return
-    props = device_props(call.q.device)
+    props, kv_format = device_props(call.q.device), formats.of(call.k_pages.dtype, call.k_scale)
     call = _with_scratch(call)
-    kv_format = formats.of(call.k_pages.dtype, call.k_scale)
     if kv_format.name in ("fp8_e4m3", "fp8_e5m2"):
         call = replace(call, k_pages=call.k_pages.view(torch.uint8), v_pages=call.v_pages.view(torch.uint8))
     if kv_format.rotates_k:
         q = _verify_sm90.rotate_queries(call.q) if call.q.is_cuda else formats.rotate(call.q)
         call = replace(call, q=q.to(call.q.dtype))
-    shape, config = _plan(props, call, kv_format)
     if call.qk == "int8":
-        _quantise_keys(kernels, props, call, shape)
+        _quantise_keys(kernels, props, call)
     elif call.qk == "kept":
-        _keep_keys(kernels, props, call, shape)
+        _keep_keys(kernels, props, call)
     if call.pv == "fp8":
-        _quantise_values(kernels, props, call, shape)
-    hopper_shape = _prefill_sm90.shape_of(props, call, shape.spec.kv_format == "plain") if is_bare else None
+        _quantise_values(kernels, props, call)
+    hopper_shape = _prefill_sm90.shape_of(props, call) if is_ours and kv_format.name not in KERNEL_FORMATS else None
     if hopper_shape is not None:
         _prefill_sm90.launch(call, hopper_shape)
         return
-    num_kv_heads = call.k_pages.shape[2]
+    shape, config = _plan(props, call, kv_format)
     values = call.v_pages if call.value_codes is None else call.value_codes
-    grid = cdiv(call.max_seqlen_q * shape.group, config.block_m), num_kv_heads, len(call.block_table)
+    grid = cdiv(call.max_seqlen_q * shape.group, config.block_m), call.k_pages.shape[2], len(call.block_table)
     kernels.prefill_attention_kernel[grid](
         call.q, call.k_pages, values, call.out, call.lse, *call.lengths,
         call.softmax_scale * reference_prefill.LOG2_E, len(call.k_pages), call.max_seq_len, call.max_keys,
@@ -148,7 +150,7 @@ def _plan(props: DeviceProps, call: Call, kv_format: formats.KVFormat) -> tuple[
     )
     kernel_format = KERNEL_FORMATS.get(kv_format.name, "plain")
     spec = VerifySpec(
-        causal=call.causal, window=call.window_size, sink_tokens=call.num_sink_tokens if call.window_size else 0,
+        causal=call.causal, window=call.window_size, sink_tokens=_sink_tokens(call),
         softcap=call.softcap, kv_format=kernel_format, scales=scales_kind(call.k_scale, call.v_scale),
         convert=pick_convert(props, itemsize=itemsize, kv_format=kernel_format),
     )  # fmt: skip
@@ -170,10 +172,10 @@ def _extras(call: Call) -> dict[str, Any]:
     return {name: tensor for name, tensor in extras.items() if tensor is not None}
 
 
-def _quantise_keys(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+def _quantise_keys(kernels: Any, props: DeviceProps, call: Call) -> None:
     """Codes and scales of all keys that a query token sees, in two launches."""
     k, passes, num_kv_heads = call.k_pages, pick_key_passes(props), call.k_pages.shape[2]
-    shape, num_reqs = _of_pass(shape, passes.tile), len(call.block_table)
+    shape, num_reqs = _shape_of_pass(call, passes.tile), len(call.block_table)
     numbers = len(k), call.max_seq_len
     strides = *k.stride()[:3], call.block_table.stride(0)
     kernels.prefill_sum_keys_kernel[(num_reqs, passes.shares, num_kv_heads)](
@@ -185,20 +187,20 @@ def _quantise_keys(kernels: Any, props: DeviceProps, call: Call, shape: PrefillS
     )  # fmt: skip
 
 
-def _keep_keys(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+def _keep_keys(kernels: Any, props: DeviceProps, call: Call) -> None:
     """Codes and scales of the new keys, in one launch."""
     k, passes, num_kv_heads = call.k_pages, pick_key_passes(props), call.k_pages.shape[2]
     programs = max(min(cdiv(call.max_seqlen_q, passes.tile) + 1, passes.programs), 1)
     kernels.prefill_keep_kernel[(len(call.block_table), programs, num_kv_heads)](
         k, call.means, call.codes, call.scales, *call.lengths, len(k), call.max_seq_len, *k.stride()[:3],
-        call.block_table.stride(0), CFG=_of_pass(shape, passes.tile), num_warps=passes.num_warps,
+        call.block_table.stride(0), CFG=_shape_of_pass(call, passes.tile), num_warps=passes.num_warps,
     )  # fmt: skip
 
 
-def _quantise_values(kernels: Any, props: DeviceProps, call: Call, shape: PrefillShape) -> None:
+def _quantise_values(kernels: Any, props: DeviceProps, call: Call) -> None:
     """Codes and scales of all values that a query token sees, in two launches."""
     v, passes, num_kv_heads = call.v_pages, pick_key_passes(props, call.pv), call.k_pages.shape[2]
-    shape, num_reqs = _of_pass(shape, passes.tile), len(call.block_table)
+    shape, num_reqs = _shape_of_pass(call, passes.tile), len(call.block_table)
     numbers = len(v), call.max_seq_len
     strides = *v.stride()[:3], call.block_table.stride(0)
     kernels.prefill_max_values_kernel[(num_reqs, passes.shares, num_kv_heads)](
@@ -210,17 +212,22 @@ def _quantise_values(kernels: Any, props: DeviceProps, call: Call, shape: Prefil
     )  # fmt: skip
 
 
-def _of_pass(shape: PrefillShape, tile: int) -> PrefillShape:
+def _shape_of_pass(call: Call, tile: int) -> PrefillShape:
     """What a pass over keys or values is compiled for: the same for calls that differ in other things."""
-    spec = replace(VerifySpec(), causal=shape.spec.causal, window=shape.spec.window, sink_tokens=shape.spec.sink_tokens)
-    return PrefillShape(
-        1, shape.head_dim, shape.head_dim_pad, shape.page_size, tile, pick_tiles_per_page(shape.page_size, tile), 1, spec
-    )
+    head_dim, page_size = call.q.shape[2], call.k_pages.shape[1]
+    spec = VerifySpec(causal=call.causal, window=call.window_size, sink_tokens=_sink_tokens(call))
+    head_dim_pad = prefill_head_dim_pad(head_dim, call.qk != "exact")
+    return PrefillShape(1, head_dim, head_dim_pad, page_size, tile, pick_tiles_per_page(page_size, tile), 1, spec)
+
+
+def _sink_tokens(call: Call) -> int:
+    """Nothing is hidden without a window."""
+    return call.num_sink_tokens if call.window_size else 0
 
 
 @torch.no_grad()
 def run_twin(*arguments: Any) -> None:
-    """`launch` on the plain-torch twin, which needs no scratch."""
+    """A Call of these arguments by plain torch, which needs no scratch."""
     call = Call(*arguments)
     kept = None
     if call.qk == "kept":

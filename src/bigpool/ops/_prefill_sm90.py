@@ -58,10 +58,10 @@ def prefill_shape_sm90(
     return PrefillSm90Shape(head_dim, group, page_size, tile, *pages, *stages, int8, causal, window, softcap)
 
 
-def shape_of(props: DeviceProps, call: Call, is_plain: bool) -> PrefillSm90Shape | None:
-    """The launch configuration of a call; None if the Hopper kernel does not take it."""
+def shape_of(props: DeviceProps, call: Call) -> PrefillSm90Shape | None:
+    """The launch configuration of a call whose cache is in q's dtype; None if the Hopper kernel does not take it."""
     head_dim, int8 = call.q.shape[2], call.qk == "int8"
-    if not (props.sm == 90 and not props.interpreted and has_gluon() and is_plain and call.pv == "exact"):
+    if not (props.sm == 90 and not props.interpreted and has_gluon() and call.pv == "exact"):
         return None
     if call.qk == "kept" or call.sinks is not None or call.num_sink_tokens or call.softmax_scale <= 0:
         return None

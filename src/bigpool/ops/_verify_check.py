@@ -69,6 +69,25 @@ class Arguments:
     def slot_axis(self) -> int:
         return 1 if self.kv_layout == "NHD" else 2
 
+    @property
+    def as_nhd(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """k_cache, v_cache, k_scale and v_scale with the axes of NHD."""
+        if self.kv_layout == "NHD":
+            return self.k_cache, self.v_cache, self.k_scale, self.v_scale
+        scales = (s.transpose(1, 2) if s is not None and s.dim() == 3 else s for s in (self.k_scale, self.v_scale))
+        return self.k_cache.transpose(1, 2), self.v_cache.transpose(1, 2), *scales
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[-1] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+
+    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse): what the caller gave to write to, and new tensors."""
+        out, dtype = self.out, self.q.dtype if self.out_scale is None else torch.float8_e4m3fn
+        if out is None:
+            out = torch.empty_like(self.q, dtype=dtype, memory_format=torch.contiguous_format)
+        return out, torch.empty(self.q.shape[:2], dtype=torch.float32, device=self.q.device)
+
 
 def check_arguments(a: Arguments) -> None:
     """Raises ArgumentError with every fault that can be seen without looking at values on a device."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import formats, reference
-from ..tuning import MAX_SEQ_LEN, PART_EXTRA, cdiv
+from ..tuning import PART_EXTRA, cdiv
 from ..tuning_sm90 import TRITON_VERSIONS, Sm90Plan, Sm90Shape, plan_sm90, sm90_supports
-from ..workspace import carve
 from ._tma import fits_tma, tma_descriptor
 
 if TYPE_CHECKING:
     from ..tuning import DeviceProps, VerifySpec
+    from ._verify_launch import Call
 
 
 @cache
@@ -27,69 +27,49 @@ def has_gluon() -> bool:
     return (major, minor) in TRITON_VERSIONS
 
 
-def takes(
-    props: DeviceProps, spec: VerifySpec, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, max_seqlen_q: int
-) -> bool:
-    """Whether the Hopper kernel has this call; caches are seen as NHD."""
-    rows = max_seqlen_q * (q.shape[1] // k_pages.shape[2])
-    supported = sm90_supports(
-        props, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=k_pages.shape[1]
-    )  # fmt: skip
-    return supported and has_gluon() and len(k_pages) > 0 and fits_tma(k_pages) and fits_tma(v_pages)
+def takes(props: DeviceProps, spec: VerifySpec, call: Call) -> bool:
+    """Whether a Hopper kernel has this call."""
+    q, k, v = call.q, call.k_pages, call.v_pages
+    rows, page_size = call.max_seqlen_q * (q.shape[1] // k.shape[2]), k.shape[1]
+    supported = sm90_supports(props, spec, itemsize=q.element_size(), head_dim=q.shape[2], rows=rows, page_size=page_size)
+    return supported and has_gluon() and len(k) > 0 and fits_tma(k) and fits_tma(v)
 
 
-def launch(
-    props: DeviceProps,
-    spec: VerifySpec,
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scratch: torch.Tensor | None,
-    max_seqlen_q: int,
-    num_splits: int,
-    softmax_scale: float,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> None:
+def launch(props: DeviceProps, spec: VerifySpec, call: Call) -> None:
     """Plans and launches a call that `takes`; 8-bit float caches come as their bytes."""
     from ..kernels import merge_sm90, verify_sm90, verify_ws_sm90
 
-    num_tokens, num_q_heads, head_dim = q.shape
-    num_pages, page_size, num_kv_heads, _ = k_pages.shape
+    q, k, v, out, lse = call.q, call.k_pages, call.v_pages, call.out, call.lse
+    num_reqs, (num_tokens, num_q_heads, head_dim) = len(call.block_table), q.shape
+    num_pages, page_size, num_kv_heads, _ = k.shape
     group = num_q_heads // num_kv_heads
-    max_seq_len = min(block_table.shape[1] * page_size, MAX_SEQ_LEN)
-    rows = len(block_table) * spec.longest if spec.longest else num_tokens
-    room = None if scratch is None else _splits_that_fit(scratch, rows * num_q_heads * (head_dim + PART_EXTRA))
     plan = plan_sm90(
-        props, kv_format=spec.kv_format, head_dim=head_dim, rows=max_seqlen_q * group, num_reqs=len(block_table),
-        num_kv_heads=num_kv_heads, page_size=page_size, max_seq_len=max_seq_len, num_splits=num_splits or None,
+        props, kv_format=spec.kv_format, head_dim=head_dim, rows=call.max_seqlen_q * group, num_reqs=num_reqs,
+        num_kv_heads=num_kv_heads, page_size=page_size, max_seq_len=call.max_seq_len, num_splits=call.num_splits or None,
     )  # fmt: skip
-    splits = plan.num_splits if room is None or num_splits else max(min(plan.num_splits, room), 1)
+    splits = plan.num_splits
+    if call.scratch is not None and not call.num_splits:
+        rows = num_reqs * spec.longest if spec.longest else num_tokens
+        splits = max(min(splits, _splits_that_fit(call.scratch, rows * num_q_heads * (head_dim + PART_EXTRA))), 1)
     dest, dest_strides = out, (*out.stride()[:2], 0)
     if splits > 1:
-        shape = (rows, num_q_heads, splits, head_dim + PART_EXTRA)
-        dest = torch.empty(shape, dtype=torch.float32, device=q.device) if scratch is None else carve(scratch, shape)
+        dest = call.parts(splits, spec.longest)
         dest_strides = dest.stride()[:3]
     if spec.kv_format == "int4":
         q = rotate_queries(q)
-    k_scale, v_scale = (_given(scale, spec, lse) for scale in (k_scale, v_scale))
+    k_scale, v_scale = (_given(scale, spec, lse) for scale in (call.k_scale, call.v_scale))
     compiled_for = _shape(spec.kv_format, spec.scales, head_dim, group, page_size, replace(plan, num_splits=0), spec.longest)
     kernel = verify_ws_sm90.verify_partial_ws_sm90_kernel if plan.specialised else verify_sm90.verify_partial_sm90_kernel
-    kernel[(len(block_table), splits, num_kv_heads)](
-        q, _descriptor(k_pages, plan), _descriptor(v_pages, plan), k_scale, v_scale, dest, lse, block_table, seq_lens,
-        cu_seqlens_q, softmax_scale * reference.LOG2_E, block_table.shape[1] - 1, max_seq_len, num_pages, 0,
+    kernel[(num_reqs, splits, num_kv_heads)](
+        q, _descriptor(k, plan), _descriptor(v, plan), k_scale, v_scale, dest, lse, *call.lengths,
+        call.softmax_scale * reference.LOG2_E, call.block_table.shape[1] - 1, call.max_seq_len, num_pages, 0,
         *q.stride()[:2], *_scale_strides(k_scale, spec), *_scale_strides(v_scale, spec), *dest_strides, lse.stride(0),
-        block_table.stride(0), CFG=compiled_for, num_warps=plan.num_warps,
+        call.block_table.stride(0), CFG=compiled_for, num_warps=plan.num_warps,
     )  # fmt: skip
     if splits > 1:
         block_d = min(head_dim, 64)
-        merge_sm90.verify_merge_sm90_kernel[(len(block_table), max_seqlen_q * (head_dim // block_d), num_q_heads)](
-            dest, out, lse, cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
+        merge_sm90.verify_merge_sm90_kernel[(num_reqs, call.max_seqlen_q * (head_dim // block_d), num_q_heads)](
+            dest, out, lse, call.cu_seqlens_q, splits, *dest_strides, *out.stride()[:2], lse.stride(0),
             HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT_TILE=32 if splits <= 33 else 64, LONGEST=spec.longest, launch_pdl=True,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -105,100 +105,87 @@ def _check_arguments(a: _verify_check.Arguments, verify_seqlen_q: int) -> None:
 
 def _run(a: _verify_check.Arguments, verify_seqlen_q: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sees the cache as NHD, allocates what is returned, and hands over to the backend."""
-    k_pages, v_pages, k_scale, v_scale = a.k_cache, a.v_cache, a.k_scale, a.v_scale
-    if a.kv_layout == "HND":
-        k_pages, v_pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-        k_scale, v_scale = (s.transpose(1, 2) if s is not None and s.dim() == 3 else s for s in (k_scale, v_scale))
-    q = a.q
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if a.out is None else a.out
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    scale = q.shape[-1] ** -0.5 if a.softmax_scale is None else a.softmax_scale
+    k_pages, v_pages, k_scale, v_scale = a.as_nhd
+    out, lse = a.results()
     call = (
-        q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse,
-        None if a.workspace is None else a.workspace.part, a.max_seqlen_q, verify_seqlen_q, scale, k_scale, v_scale, a.sinks,
+        a.q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse,
+        None if a.workspace is None else a.workspace.part, a.max_seqlen_q, verify_seqlen_q, a.scale, k_scale, v_scale, a.sinks,
         a.causal, a.window_size or 0, a.num_sink_tokens, float(a.softcap or 0.0),
     )  # fmt: skip
-    if a.backend == "triton":
-        if q.device.type == "cpu":
-            require_interpreter(q.dtype)
-        from ..kernels import verify
-
-        launch(*call, kernels=verify)
-    elif a.backend == "torch":
+    if a.backend == "torch":
         run_twin(*call)
+    elif a.backend == "triton":
+        if a.q.device.type == "cpu":
+            require_interpreter(a.q.dtype)
+        launch(*call, plain=True)
     else:
         torch.ops.bigpool.attention(*call)
     return out, lse
 
 
+@dataclass(frozen=True)
+class Call:
+    """The arguments of the torch operator, in its order. Caches and scales are seen as NHD; 0 is None."""
+
+    q: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    scratch: torch.Tensor | None
+    max_seqlen_q: int
+    verify_seqlen_q: int
+    softmax_scale: float
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    causal: bool = True
+    window_size: int = 0
+    num_sink_tokens: int = 0
+    softcap: float = 0.0
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What the calls of both ops have too."""
+        apart = ("scratch", "max_seqlen_q", "verify_seqlen_q")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
+
+    @property
+    def verify(self) -> _verify_launch.Call:
+        """Of the requests that are short enough."""
+        longest = min(self.max_seqlen_q, self.verify_seqlen_q)
+        return _verify_launch.Call(**self.shared, scratch=self.scratch, max_seqlen_q=longest, num_splits=0)
+
+    @property
+    def prefill(self) -> _prefill_launch.Call:
+        """Of the others. A short request without keys gives rows of 0, which are written over."""
+        long_lens = torch.where(self.cu_seqlens_q.diff() > self.verify_seqlen_q, self.seq_lens, 0)
+        scratch: dict[str, Any] = dict.fromkeys(("sums", "codes", "scales", "means", "value_codes", "value_scales"))
+        shared = {**self.shared, "seq_lens": long_lens}
+        return _prefill_launch.Call(**shared, **scratch, max_keys=0, max_seqlen_q=self.max_seqlen_q)
+
+
 @torch.no_grad()
-def launch(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scratch: torch.Tensor | None,
-    max_seqlen_q: int,
-    verify_seqlen_q: int,
-    softmax_scale: float,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    causal: bool = True,
-    window_size: int = 0,
-    num_sink_tokens: int = 0,
-    softcap: float = 0.0,
-    *,
-    kernels: Any = None,
-) -> None:
-    """Long requests, then short ones. Caches and scales are seen as NHD; 0 is None. `kernels`: as of verify attention."""
-    if max_seqlen_q > verify_seqlen_q:
-        # A short request without keys gives rows of 0, which are written over.
-        long_lens = torch.where(cu_seqlens_q.diff() > verify_seqlen_q, seq_lens, 0)
-        prefill = _prefill_launch.Call(
-            q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, seq_lens=long_lens, cu_seqlens_q=cu_seqlens_q,
-            out=out, lse=lse, sums=None, codes=None, scales=None, means=None, value_codes=None, value_scales=None, max_keys=0,
-            max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, k_scale=k_scale, v_scale=v_scale, sinks=sinks, causal=causal,
-            window_size=window_size, num_sink_tokens=num_sink_tokens, softcap=softcap,
-        )  # fmt: skip
-        _prefill_launch.launch(*(getattr(prefill, field.name) for field in fields(prefill)))
-    _verify_launch.launch(
-        q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, scratch, min(max_seqlen_q, verify_seqlen_q), 0,
-        softmax_scale, k_scale, v_scale, sinks=sinks, causal=causal, window_size=window_size, num_sink_tokens=num_sink_tokens,
-        softcap=softcap, longest=verify_seqlen_q if max_seqlen_q > verify_seqlen_q else 0, kernels=kernels,
-    )  # fmt: skip
+def launch(*arguments: Any, plain: bool = False) -> None:
+    """Launches a Call: long requests, then short ones. `plain`: the kernels in plain Triton, whatever the card."""
+    call, of_verify, of_prefill = Call(*arguments), None, None
+    if plain:
+        from ..kernels import prefill, verify
+
+        of_verify, of_prefill = verify, prefill
+    has_long = call.max_seqlen_q > call.verify_seqlen_q
+    if has_long:
+        _prefill_launch.run(call.prefill, of_prefill)
+    _verify_launch.run(call.verify, longest=call.verify_seqlen_q if has_long else 0, kernels=of_verify)
 
 
-def run_twin(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scratch: torch.Tensor | None,
-    max_seqlen_q: int,
-    verify_seqlen_q: int,
-    softmax_scale: float,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    causal: bool = True,
-    window_size: int = 0,
-    num_sink_tokens: int = 0,
-    softcap: float = 0.0,
-) -> None:
+def run_twin(*arguments: Any) -> None:
     """`launch` on the plain-torch twin of verify attention, to which every length is the same."""
-    _verify_launch.run_twin(
-        q, k_pages, v_pages, block_table, seq_lens, cu_seqlens_q, out, lse, scratch, max_seqlen_q, 0, softmax_scale, k_scale,
-        v_scale, sinks=sinks, causal=causal, window_size=window_size, num_sink_tokens=num_sink_tokens, softcap=softcap,
-    )  # fmt: skip
+    call = Call(*arguments)
+    _verify_launch.twin(_verify_launch.Call(**call.shared, scratch=None, max_seqlen_q=call.max_seqlen_q, num_splits=0))
 
 
 def _fake(*_arguments: Any) -> None:

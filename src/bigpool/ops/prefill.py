@@ -84,8 +84,9 @@ def prefill_attention(
             such a call, its chunk and those before it in any sizes; then its output has the same bits whatever these sizes were,
             and pages that requests share may be shared. Needs causal, and no window.
         check: look at the values of block_table, seq_lens and cu_seqlens_q too, and whether keys fit the scratch. Syncs the host.
-        backend: "auto": Triton for CUDA tensors, the plain-torch twin for CPU tensors. "triton" takes CPU tensors when Triton
-            runs its interpreter (TRITON_INTERPRET=1; fp16 and fp32, since its bf16 arithmetic is wrong). "torch": the twin.
+        backend: "auto": the card's kernels for CUDA tensors, the plain-torch twin for CPU tensors. "triton": the kernels in plain
+            Triton; they take CPU tensors when Triton runs its interpreter (TRITON_INTERPRET=1; fp16 and fp32, since its bf16
+            arithmetic is wrong). "torch": the twin.
 
     Returns:
         out like q, or (out, lse). A query token that sees no key (seq_len 0, or seq_len < q_len) gives 0 and lse -inf. A token
@@ -127,27 +128,25 @@ def prefill_attention(
 
 def _run(a: Arguments, modes: Modes) -> tuple[torch.Tensor, torch.Tensor]:
     """Sees the cache as NHD, allocates what is returned, and hands over to the backend."""
-    k_pages, v_pages, k_scale, v_scale = a.k_cache, a.v_cache, a.k_scale, a.v_scale
-    if a.kv_layout == "HND":
-        k_pages, v_pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-        k_scale, v_scale = (s.transpose(1, 2) if s is not None and s.dim() == 3 else s for s in (k_scale, v_scale))
-    q, workspace, kept = a.q, modes.workspace, modes.key_codes
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if a.out is None else a.out
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    scale = q.shape[-1] ** -0.5 if a.softmax_scale is None else a.softmax_scale
+    workspace, kept = modes.workspace, modes.key_codes
+    k_pages, v_pages, k_scale, v_scale = a.as_nhd
+    out, lse = a.results()
     sums, *key_parts, value_codes, value_scales = (None,) * 6 if workspace is None else workspace.tensors
     if kept is not None:
         key_parts = [kept.codes, kept.scales, kept.means]
     call: tuple[Any, ...] = (
-        q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse, sums, *key_parts, value_codes, value_scales,
-        0 if workspace is None else workspace.max_num_keys, a.max_seqlen_q, scale, modes.qk if kept is None else "kept", modes.pv,
-        k_scale, v_scale, a.sinks, a.causal, a.window_size or 0, a.num_sink_tokens, float(a.softcap or 0.0),
+        a.q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse, sums, *key_parts, value_codes, value_scales,
+        0 if workspace is None else workspace.max_num_keys, a.max_seqlen_q, a.scale, modes.qk if kept is None else "kept",
+        modes.pv, k_scale, v_scale, a.sinks, a.causal, a.window_size or 0, a.num_sink_tokens, float(a.softcap or 0.0),
     )  # fmt: skip
-    if a.backend == "triton" and q.device.type == "cpu":
-        require_interpreter(q.dtype)
-        _launch(*call)
-    elif a.backend == "torch":
+    if a.backend == "torch":
         run_twin(*call)
+    elif a.backend == "triton":
+        if a.q.device.type == "cpu":
+            require_interpreter(a.q.dtype)
+        from ..kernels import prefill
+
+        _launch(*call, kernels=prefill)
     else:
         torch.ops.bigpool.prefill_attention(*call)
     return out, lse

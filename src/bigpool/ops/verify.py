@@ -84,8 +84,9 @@ def verify_attention(
             to no request are not written.
         return_lse: also return the natural log of the sum of exponentials, fp32 [num_tokens, num_q_heads].
         check: look at the values of block_table, seq_lens and cu_seqlens_q too. Syncs the host.
-        backend: "auto": Triton for CUDA tensors, the plain-torch twin for CPU tensors. "triton" takes CPU tensors when Triton
-            runs its interpreter (TRITON_INTERPRET=1; fp16 and fp32 q, since its bf16 arithmetic is wrong). "torch": the twin.
+        backend: "auto": the card's kernels for CUDA tensors, the plain-torch twin for CPU tensors. "triton": the kernels in plain
+            Triton; they take CPU tensors when Triton runs its interpreter (TRITON_INTERPRET=1; fp16 and fp32 q, since its bf16
+            arithmetic is wrong). "torch": the twin.
 
     Returns:
         out like q (float8_e4m3fn with out_scale), or (out, lse). A query token that sees no key (seq_len 0, or seq_len < q_len)
@@ -120,27 +121,19 @@ def verify_attention(
 
 def _run(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Sees the cache as NHD, allocates what is returned, and hands over to the backend."""
-    k_pages, v_pages, k_scale, v_scale = a.k_cache, a.v_cache, a.k_scale, a.v_scale
-    if a.kv_layout == "HND":
-        k_pages, v_pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-        k_scale, v_scale = (s.transpose(1, 2) if s is not None and s.dim() == 3 else s for s in (k_scale, v_scale))
-    q, out = a.q, a.out
-    if out is None:
-        dtype = q.dtype if a.out_scale is None else torch.float8_e4m3fn
-        out = torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    scale = q.shape[-1] ** -0.5 if a.softmax_scale is None else a.softmax_scale
-    part = None if a.workspace is None else a.workspace.part
+    k_pages, v_pages, k_scale, v_scale = a.as_nhd
+    out, lse = a.results()
     call = (
-        q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse, part, a.max_seqlen_q, a.num_splits or 0, scale,
-        k_scale, v_scale, a.alibi_slopes, a.sinks, a.tree_mask, a.out_scale, a.causal, a.window_size or 0, a.num_sink_tokens,
-        a.chunk_size or 0, float(a.softcap or 0.0), a.deterministic == "batch",
+        a.q, k_pages, v_pages, a.block_table, a.seq_lens, a.cu_seqlens_q, out, lse,
+        None if a.workspace is None else a.workspace.part, a.max_seqlen_q, a.num_splits or 0, a.scale, k_scale, v_scale,
+        a.alibi_slopes, a.sinks, a.tree_mask, a.out_scale, a.causal, a.window_size or 0, a.num_sink_tokens, a.chunk_size or 0,
+        float(a.softcap or 0.0), a.deterministic == "batch",
     )  # fmt: skip
     if a.backend == "torch":
         run_twin(*call)
     elif a.backend == "triton":
-        if q.device.type == "cpu":
-            require_interpreter(q.dtype)
+        if a.q.device.type == "cpu":
+            require_interpreter(a.q.dtype)
         from ..kernels import verify
 
         _launch(*call, kernels=verify)
