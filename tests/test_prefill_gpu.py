@@ -12,12 +12,17 @@ pytestmark = pytest.mark.gpu
 MODES = ("exact", "int8")
 
 
+# Plain Triton, and what the card has.
+BACKENDS = ("triton", "auto")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qk", MODES)
 @pytest.mark.parametrize("page_size", [1, 16, 880])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-def test_bf16(page_size, head_dim, qk):
+def test_bf16(page_size, head_dim, qk, backend):
     sizes = {"page_size": page_size, "head_dim": head_dim, "dtype": torch.bfloat16, "device": "cuda"}
-    check(make([901, 430, 0, 17], [500, 130, 0, 1], qk=qk, **sizes))
+    check(make([901, 430, 0, 17], [500, 130, 0, 1], qk=qk, **sizes), backend=backend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -26,26 +31,29 @@ def test_other_dtypes(qk, dtype):
     check(make([901, 430], [200, 130], page_size=48, head_dim=128, dtype=dtype, device="cuda", qk=qk))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qk", MODES)
-def test_rules(qk):
+def test_rules(qk, backend):
     sizes = {"page_size": 16, "heads": (24, 4), "head_dim": 128, "dtype": torch.bfloat16, "device": "cuda", "qk": qk}
     for rules in ({"window_size": 200}, {"softcap": 20.0}, {"causal": False}, {"window_size": 70, "causal": False}):
-        check(make([901, 300], [400, 130], **sizes, **rules))
+        check(make([901, 300], [400, 130], **sizes, **rules), backend=backend)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qk", MODES)
-def test_serving_shape(qk):
+def test_serving_shape(qk, backend):
     call = make([20_000], [2_048], page_size=880, heads=(24, 4), head_dim=256, dtype=torch.bfloat16, device="cuda", qk=qk)
-    out, _ = check(call)
+    out, _ = check(call, backend=backend)
     relative, angle = errors_of(call, out)
     assert relative <= (0.02 if qk == "int8" else 0.006), relative
     assert angle <= (2e-4 if qk == "int8" else 2e-5), angle
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qk", MODES)
-def test_graph_replay_gives_the_bits_of_eager_also_after_tables_and_lengths_changed(qk):
+def test_graph_replay_gives_the_bits_of_eager_also_after_tables_and_lengths_changed(qk, backend):
     first = make([3_000, 75, 40], [300, 60, 33], page_size=48, dtype=torch.bfloat16, device="cuda", seed=1, qk=qk)
-    options = {}
+    options = {"backend": backend}
     if qk == "int8":
         sizes = {"max_num_reqs": 3, "max_num_keys": 4_000, "num_kv_heads": 2, "head_dim": 64}
         options["workspace"] = PrefillWorkspace.empty(**sizes, device="cuda")
@@ -135,5 +143,6 @@ def test_the_hopper_kernel_takes_plain_caches(monkeypatch, qk, dtype, rules):
     monkeypatch.setattr(_prefill_sm90, "launch", lambda *arguments: (taken.append(1), launch(*arguments)))
     sizes = {"heads": (24, 4), "head_dim": 256, "dtype": dtype, "device": "cuda"}
     for page_size in (16, 64, 880):
-        check(make([2_901, 430, 0, 17, 64], [500, 130, 0, 1, 64], qk=qk, page_size=page_size, **sizes, **rules))
+        call = make([2_901, 430, 0, 17, 64], [500, 130, 0, 1, 64], qk=qk, page_size=page_size, **sizes, **rules)
+        check(call, backend="auto")
     assert len(taken) == 3

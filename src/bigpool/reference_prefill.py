@@ -55,7 +55,8 @@ def prefill_attention(
     """Twin of `bigpool.prefill_attention`: same meaning, no input changed; syncs the host. Returns (out, lse).
 
     `options`: kv_layout, qk, pv, k_scale, v_scale, sinks, causal, window_size, num_sink_tokens; `kept`: codes and scales of a
-    KeyCodes, whose new keys are written.
+    KeyCodes, whose new keys are written; `means`: fp32 [num_reqs, num_kv_heads, head_dim], what qk="int8" takes from the keys of
+    each request, for a kernel's own: it sums in another order, and a code whose key is half way between two comes out either way.
     `compute_dtype` float64 makes it the oracle, whose output is float64 too: in modes of 8 bits of what follows after the
     rounding of q, K and V to codes, with both modes exact also the truth that these are compared with.
     """
@@ -123,6 +124,7 @@ def _blocks(
     v_scale: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     kept: tuple[torch.Tensor, torch.Tensor] | None = None,
+    means: torch.Tensor | None = None,
     causal: bool = True,
     window_size: int | None = None,
     num_sink_tokens: int = 0,
@@ -152,7 +154,7 @@ def _blocks(
             codes, scales = (gather(part, table[req], positions)[0] for part in kept)
             keys = Keys(k, codes, scales, keys.head_mean(), min(EXACT_KEYS, length))
         elif qk == "int8":
-            keys = Keys(k, *keys.coded())
+            keys = Keys(k, *keys.coded(None if means is None else means[req]))
         values = Values(v) if pv == "exact" else rounded_values(v)
         step = max(MAX_SCORES // max(q.shape[1] * len(positions), 1), 1)
         for first in range(0, q_len, step):

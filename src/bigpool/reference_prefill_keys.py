@@ -41,10 +41,11 @@ class Keys:
     mean: torch.Tensor | None = None
     exact: int = 0
 
-    def coded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(codes, scales, mean) of the keys less the mean of all. The mean counts what is not finite as 0."""
+    def coded(self, mean: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(codes, scales, mean) of the keys less `mean`, by default that of all, which counts what is not finite as 0."""
         x = self.stored.codes.float()
-        mean = (x.double().masked_fill(~x.isfinite(), 0.0).sum(0) / max(len(x), 1)).float()
+        if mean is None:
+            mean = (x.double().masked_fill(~x.isfinite(), 0.0).sum(0) / max(len(x), 1)).float()
         return *round_rows(x - mean), mean
 
     def head_mean(self) -> torch.Tensor:

@@ -79,7 +79,7 @@ def prefill_quantise_kernel(
     if CFG.spec.sink_tokens:
         SINK_TOKENS: tl.constexpr = CFG.spec.sink_tokens
         count += tl.minimum(low, SINK_TOKENS)
-    mean = tl.sum(sums, 0) / tl.maximum(count, 1).to(tl.float32)
+    mean = tl.div_rn(tl.sum(sums, 0), tl.zeros([HEAD_DIM_PAD], tl.float32) + tl.maximum(count, 1))
     if tl.program_id(1) == 0:
         tl.store(means_ptr + (req * num_kv_heads + kv_head) * HEAD_DIM + offs_d, mean, mask=mask_d)
 
