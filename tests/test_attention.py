@@ -5,7 +5,8 @@ import torch
 
 from bigpool import attention
 from bigpool.errors import ArgumentError, WorkspaceError
-from bigpool.ops import _prefill_launch
+from bigpool.ops import _prefill_launch, _prefill_sm90, _verify_sm90
+from bigpool.ops.attention import launch
 from bigpool.ops.prefill import prefill_attention
 from bigpool.ops.verify import verify_attention
 from bigpool.workspace import Workspace
@@ -130,3 +131,17 @@ def test_compiled_whole():
     call = make([90, 300], [2, 40])
     compiled = torch.compile(lambda: attention(**call), fullgraph=True, backend="aot_eager")
     assert same_bits(compiled(), attention(**call))
+
+
+def test_plain_triton_is_plain_on_every_card(monkeypatch):
+    """backend="triton" never asks whether a kernel of the card has the call."""
+    for module, name in ((_prefill_sm90, "shape_of"), (_verify_sm90, "takes")):
+        monkeypatch.setattr(module, name, lambda *arguments, name=name: pytest.fail(f"asked {name}"))
+    call = make([600, 700], [40, 3], heads=(4, 1), device=DEVICE)
+    run(call)
+    prefill_attention(**call, backend="triton")
+    verify_attention(**call | {"max_seqlen_q": 16}, backend="triton")
+    out, lse = torch.empty_like(call["q"]), torch.empty(call["q"].shape[:2], device=DEVICE)
+    names = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
+    with pytest.raises(pytest.fail.Exception, match="asked shape_of"):
+        launch(*(call[name] for name in names), out, lse, None, call["max_seqlen_q"], 16, 0.125)

@@ -135,7 +135,7 @@ def on_hopper(monkeypatch):
 
     monkeypatch.setattr(_verify_sm90, "takes", takes)
     monkeypatch.setattr(_verify_sm90, "launch", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(verify_op, "_launch", lambda *arguments, kernels: _verify_launch.launch(*arguments))
+    monkeypatch.setattr(verify_op.OPERATOR, "plain", _verify_launch.launch)
     return calls
 
 

@@ -11,10 +11,10 @@ from .._check import Contract
 from .._device import device_props
 from ..errors import BackendError, WorkspaceError
 from ..tuning import MAX_HEAD_DIM, MAX_HEADS, MAX_SEQ_LEN, MIN_HEAD_DIM
+from ._operator import require_backend
 from ._prefill_plan import MAX_REQS, MAX_ROWS, OLDEST_FP8, SUM_SHARES, VALUE_TILE, value_tiles
 from ._prefill_scratch import KeyCodes, PrefillWorkspace
 from ._verify_check import (
-    BACKENDS,
     QUANTISED,
     Arguments,
     _check_out,
@@ -67,7 +67,7 @@ def _check_scalars(contract: Contract, a: Arguments, modes: Modes) -> None:
     when = "see docs/prefill.md for when to choose which"
     require(seqlen_ok, "max_seqlen_q", f"an int 0..{MAX_ROWS}", f"{a.max_seqlen_q}", "pass the largest q_len")
     require(scale_ok, "softmax_scale", "None or a number", f"{a.softmax_scale!r}", "None is head_dim ** -0.5")
-    require(a.backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(a.backend), "'auto' chooses")
+    require_backend(contract, a.backend)
     require(modes.qk in QK_MODES, "qk", " or ".join(map(repr, QK_MODES)), repr(modes.qk), when)
     require(modes.pv in PV_MODES, "pv", " or ".join(map(repr, PV_MODES)), repr(modes.pv), when)
 

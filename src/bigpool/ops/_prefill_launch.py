@@ -11,6 +11,7 @@ from .. import formats, reference_prefill
 from .._device import device_props
 from ..tuning import MAX_SEQ_LEN, DeviceProps, VerifySpec, cdiv, pick_convert, pick_tiles_per_page
 from . import _prefill_sm90, _verify_sm90
+from ._operator import Operator
 from ._prefill_plan import (
     PrefillConfig,
     PrefillShape,
@@ -67,11 +68,11 @@ class Call:
 
 
 SCHEMA = (
-    "prefill_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
+    "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
     "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? sums, Tensor(d!)? codes, Tensor(e!)? scales, Tensor(f!)? means, "
     "Tensor(g!)? value_codes, Tensor(h!)? value_scales, int max_keys, int max_seqlen_q, float softmax_scale, "
     "str qk='exact', str pv='exact', Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, "
-    "int window_size=0, int num_sink_tokens=0, float softcap=0.) -> ()"
+    "int window_size=0, int num_sink_tokens=0, float softcap=0."
 )
 
 
@@ -243,18 +244,10 @@ def run_twin(*arguments: Any) -> None:
     )  # fmt: skip
 
 
-def _fake(*_arguments: Any) -> None:
-    """Writes in place and returns nothing: there is no shape to infer."""
+def _launch_plain(*arguments: Any) -> None:
+    from ..kernels import prefill
+
+    launch(*arguments, kernels=prefill)
 
 
-def _register() -> Any:
-    """The torch operator behind `prefill_attention`: what torch.compile sees, and where CPU tensors meet the twin."""
-    library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-    library.impl("prefill_attention", launch, "CUDA")
-    library.impl("prefill_attention", run_twin, "CPU")
-    torch.library.register_fake("bigpool::prefill_attention", _fake, lib=library)
-    return library
-
-
-_library = _register()
+OPERATOR = Operator("prefill_attention", SCHEMA, launch=launch, twin=run_twin, plain=_launch_plain)

@@ -22,12 +22,12 @@ from ..tuning import (
     cdiv,
 )
 from ..workspace import Workspace
+from ._operator import require_backend
 
 NAME = "verify_attention"
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUANTISED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-BACKENDS = ("auto", "triton", "torch")
 OUT_AXES = "num_tokens num_q_heads head_dim"
 
 
@@ -151,7 +151,7 @@ def _check_scalars(contract: Contract, a: Arguments) -> None:
     require(seqlen_ok, "max_seqlen_q", f"an int 0..{MAX_SEQLEN_Q}", f"{a.max_seqlen_q}", long)
     require(splits_ok, "num_splits", f"None or an int 1..{MAX_NUM_SPLITS}", f"{a.num_splits}", "None chooses")
     require(scale_ok, "softmax_scale", "None or a number", f"{a.softmax_scale!r}", "None is head_dim ** -0.5")
-    require(a.backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(a.backend), "'auto' chooses")
+    require_backend(contract, a.backend)
     mode_ok = a.deterministic in (None, "batch")
     require(mode_ok, "deterministic", "None or 'batch'", repr(a.deterministic), "every mode gives the same bits run to run")
     if a.deterministic == "batch":

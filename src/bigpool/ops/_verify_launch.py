@@ -22,6 +22,7 @@ from ..tuning import (
 )
 from ..workspace import carve
 from . import _verify_sm90
+from ._operator import Operator
 
 # The names that kernels have for formats; a cache in q's dtype is "plain".
 KERNEL_FORMATS = {"int8": "int8", "int4": "int4", "fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
@@ -77,11 +78,11 @@ class Call:
 
 
 SCHEMA = (
-    "verify_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
+    "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
     "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int num_splits, float softmax_scale, "
     "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? tree_mask=None, "
     "Tensor? out_scale=None, bool causal=True, int window_size=0, int num_sink_tokens=0, int chunk_size=0, "
-    "float softcap=0., bool batch=False) -> ()"
+    "float softcap=0., bool batch=False"
 )
 
 
@@ -241,18 +242,10 @@ def twin(call: Call) -> None:
     )  # fmt: skip
 
 
-def _fake(*_arguments: Any) -> None:
-    """Writes in place and returns nothing: there is no shape to infer."""
+def _launch_plain(*arguments: Any) -> None:
+    from ..kernels import verify
+
+    launch(*arguments, kernels=verify)
 
 
-def _register() -> Any:
-    """The torch operator behind `verify_attention`: what torch.compile sees, and where CPU tensors meet the twin."""
-    library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-    library.impl("verify_attention", launch, "CUDA")
-    library.impl("verify_attention", run_twin, "CPU")
-    torch.library.register_fake("bigpool::verify_attention", _fake, lib=library)
-    return library
-
-
-_library = _register()
+OPERATOR = Operator("verify_attention", SCHEMA, launch=launch, twin=run_twin, plain=_launch_plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from .._check import Contract
 from ..tuning import MAX_SEQLEN_Q
 from ..workspace import Workspace
 from . import _prefill_check, _prefill_launch, _verify_check, _verify_launch
-from .verify import require_interpreter
+from ._operator import Operator
 
 NAME = "attention"
 
@@ -112,14 +113,7 @@ def _run(a: _verify_check.Arguments, verify_seqlen_q: int) -> tuple[torch.Tensor
         None if a.workspace is None else a.workspace.part, a.max_seqlen_q, verify_seqlen_q, a.scale, k_scale, v_scale, a.sinks,
         a.causal, a.window_size or 0, a.num_sink_tokens, float(a.softcap or 0.0),
     )  # fmt: skip
-    if a.backend == "torch":
-        run_twin(*call)
-    elif a.backend == "triton":
-        if a.q.device.type == "cpu":
-            require_interpreter(a.q.dtype)
-        launch(*call, plain=True)
-    else:
-        torch.ops.bigpool.attention(*call)
+    OPERATOR.run(a.backend, call, device=a.q.device, dtype=a.q.dtype)
     return out, lse
 
 
@@ -188,24 +182,11 @@ def run_twin(*arguments: Any) -> None:
     _verify_launch.twin(_verify_launch.Call(**call.shared, scratch=None, max_seqlen_q=call.max_seqlen_q, num_splits=0))
 
 
-def _fake(*_arguments: Any) -> None:
-    """Writes in place and returns nothing: there is no shape to infer."""
-
-
-def _register() -> Any:
-    """The torch operator behind `attention`: what torch.compile sees, and where CPU tensors meet the twin."""
-    library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(
-        "attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-        "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int verify_seqlen_q, float softmax_scale, "
-        "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, int window_size=0, "
-        "int num_sink_tokens=0, float softcap=0.) -> ()",
-        tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-    )
-    library.impl("attention", launch, "CUDA")
-    library.impl("attention", run_twin, "CPU")
-    torch.library.register_fake("bigpool::attention", _fake, lib=library)
-    return library
-
-
-_library = _register()
+OPERATOR = Operator(
+    NAME,
+    "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
+    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int verify_seqlen_q, float softmax_scale, "
+    "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, int window_size=0, "
+    "int num_sink_tokens=0, float softcap=0.",
+    launch=launch, twin=run_twin, plain=partial(launch, plain=True),
+)  # fmt: skip

@@ -10,9 +10,8 @@ from .. import formats, reference_cache
 from .._check import Contract, dtype_name
 from ..cache import KVCache
 from ..tuning import next_power_of_2
-from .verify import require_interpreter
+from ._operator import Operator, require_backend
 
-BACKENDS = ("auto", "triton", "torch")
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Elements of a program's tile of K (and then of V): enough to keep four warps busy with loads of 16 bytes.
 TILE_ELEMENTS = 1024
@@ -54,7 +53,7 @@ def write_kv(
     _check_cache(contract, cache)
     _check_rows(contract, k, v, cache)
     _check_slots(contract, slot_mapping, cache)
-    contract.require(backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(backend), "'auto' chooses")
+    require_backend(contract, backend)
     if torch.compiler.is_compiling() and cache.inline_scales:
         expected = "scales apart from the data under torch.compile"
         contract.fault("cache", expected, "inline scales", "write outside the compiled graph, or in an operator of your own")
@@ -62,13 +61,8 @@ def write_kv(
     if check:
         _check_values(slot_mapping, cache)
     arguments = (k, v, slot_mapping, *cache.nhd())
-    if backend == "torch":
-        _run_twin(*arguments)
-    elif backend == "triton" and k.device.type == "cpu":
-        require_interpreter(torch.float32)
-        _launch(*arguments)
-    else:
-        torch.ops.bigpool.write_kv(*arguments)
+    # Nothing is computed in bf16.
+    OPERATOR.run(backend, arguments, device=k.device, dtype=torch.float32)
 
 
 def gather_kv(cache: KVCache, block_table: torch.Tensor, seq_lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,22 +199,9 @@ def _run_twin(
     reference_cache.write_rows(v, v_cache, v_scale, slot_mapping, is_key=False)
 
 
-def _fake(*_arguments: Any) -> None:
-    """Writes in place and returns nothing: there is no shape to infer."""
-
-
-def _register() -> Any:
-    """The torch operator behind `write_kv`: what torch.compile sees, and where CPU tensors meet the twin."""
-    library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(
-        "write_kv(Tensor k, Tensor v, Tensor slot_mapping, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-        "Tensor(c!)? k_scale, Tensor(d!)? v_scale) -> ()",
-        tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-    )
-    library.impl("write_kv", _launch, "CUDA")
-    library.impl("write_kv", _run_twin, "CPU")
-    torch.library.register_fake("bigpool::write_kv", _fake, lib=library)
-    return library
-
-
-_library = _register()
+OPERATOR = Operator(
+    "write_kv",
+        "Tensor k, Tensor v, Tensor slot_mapping, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+        "Tensor(c!)? k_scale, Tensor(d!)? v_scale",
+    launch=_launch, twin=_run_twin, plain=_launch,
+)  # fmt: skip

@@ -10,9 +10,8 @@ import torch
 from .. import reference_merge
 from .._check import Contract
 from ..tuning import MAX_HEAD_DIM, next_power_of_2
-from .verify import require_interpreter
+from ._operator import Operator, require_backend
 
-BACKENDS = ("auto", "triton", "torch")
 STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Elements of a program's tile: a row of each of a few heads.
 TILE_ELEMENTS = 1024
@@ -57,13 +56,7 @@ def merge_states(
         out = torch.empty(states.shape[1:], dtype=states.dtype, device=states.device)
     lse = torch.empty(logs.shape[1:], dtype=torch.float32, device=states.device)
     arguments = (states, logs, out, lse)
-    if backend == "torch":
-        _run_twin(*arguments)
-    elif backend == "triton" and states.device.type == "cpu":
-        require_interpreter(states.dtype)
-        _launch(*arguments)
-    else:
-        torch.ops.bigpool.merge_states(*arguments)
+    OPERATOR.run(backend, arguments, device=states.device, dtype=states.dtype)
     return out, lse
 
 
@@ -95,7 +88,7 @@ def _check(contract: Contract, outs: Any, lses: Any, out: Any, backend: str) -> 
         if out is not None:
             axes, remedy = "num_tokens num_heads head_dim", "pass torch.empty_like(outs[0])"
             contract.tensor("out", out, axes, (outs.dtype,), remedy, device=device, written=True)
-    contract.require(backend in BACKENDS, "backend", " or ".join(map(repr, BACKENDS)), repr(backend), "'auto' chooses")
+    require_backend(contract, backend)
 
 
 @torch.no_grad()
@@ -125,21 +118,8 @@ def _run_twin(outs: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse: to
     lse.copy_(merged_lse)
 
 
-def _fake(*_arguments: Any) -> None:
-    """Writes in place and returns nothing: there is no shape to infer."""
-
-
-def _register() -> Any:
-    """The torch operator behind `merge_states`: what torch.compile sees, and where CPU tensors meet the twin."""
-    library: Any = torch.library.Library("bigpool", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define(
-        "merge_states(Tensor outs, Tensor lses, Tensor(a!) out, Tensor(b!) lse) -> ()",
-        tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-    )
-    library.impl("merge_states", _launch, "CUDA")
-    library.impl("merge_states", _run_twin, "CPU")
-    torch.library.register_fake("bigpool::merge_states", _fake, lib=library)
-    return library
-
-
-_library = _register()
+OPERATOR = Operator(
+    "merge_states",
+        "Tensor outs, Tensor lses, Tensor(a!) out, Tensor(b!) lse",
+    launch=_launch, twin=_run_twin, plain=_launch,
+)  # fmt: skip

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from ._prefill_check import NAME, Modes, check_arguments, check_room, require_fp8
+from ._prefill_launch import OPERATOR
 from ._prefill_launch import launch as _launch
-from ._prefill_launch import run_twin
 from ._prefill_scratch import KeyCodes, PrefillWorkspace, key_codes_bytes, prefill_scratch_bytes
 from ._verify_check import Arguments, check_values
-from .verify import require_interpreter
 
 __all__ = ["KeyCodes", "PrefillWorkspace", "_launch", "key_codes_bytes", "prefill_attention", "prefill_scratch_bytes"]
 
@@ -139,14 +138,5 @@ def _run(a: Arguments, modes: Modes) -> tuple[torch.Tensor, torch.Tensor]:
         0 if workspace is None else workspace.max_num_keys, a.max_seqlen_q, a.scale, modes.qk if kept is None else "kept",
         modes.pv, k_scale, v_scale, a.sinks, a.causal, a.window_size or 0, a.num_sink_tokens, float(a.softcap or 0.0),
     )  # fmt: skip
-    if a.backend == "torch":
-        run_twin(*call)
-    elif a.backend == "triton":
-        if a.q.device.type == "cpu":
-            require_interpreter(a.q.dtype)
-        from ..kernels import prefill
-
-        _launch(*call, kernels=prefill)
-    else:
-        torch.ops.bigpool.prefill_attention(*call)
+    OPERATOR.run(a.backend, call, device=a.q.device, dtype=a.q.dtype)
     return out, lse

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .._check import Contract
-from ..errors import BackendError
 from ..workspace import Workspace
-from ._verify_check import BACKENDS, Arguments, check_arguments, check_values
+from ._operator import BACKENDS, require_interpreter
+from ._verify_check import Arguments, check_arguments, check_values
+from ._verify_launch import OPERATOR
 from ._verify_launch import launch as _launch
-from ._verify_launch import run_twin
 
 __all__ = ["BACKENDS", "_launch", "require_interpreter", "verify_attention"]
 
@@ -129,34 +129,8 @@ def _run(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
         a.alibi_slopes, a.sinks, a.tree_mask, a.out_scale, a.causal, a.window_size or 0, a.num_sink_tokens, a.chunk_size or 0,
         float(a.softcap or 0.0), a.deterministic == "batch",
     )  # fmt: skip
-    if a.backend == "torch":
-        run_twin(*call)
-    elif a.backend == "triton":
-        if a.q.device.type == "cpu":
-            require_interpreter(a.q.dtype)
-        from ..kernels import verify
-
-        _launch(*call, kernels=verify)
-    else:
-        torch.ops.bigpool.verify_attention(*call)
+    OPERATOR.run(a.backend, call, device=a.q.device, dtype=a.q.dtype)
     return out, lse
-
-
-def require_interpreter(dtype: torch.dtype) -> None:
-    """Raises BackendError unless Triton's interpreter is on and computes `dtype` rightly."""
-    try:
-        import triton
-    except ImportError as error:
-        raise BackendError("backend: expected triton to be installed, got none; pip install 'bigpool[kernels]'") from error
-    if not triton.knobs.runtime.interpret:
-        raise BackendError(
-            "backend: expected CUDA tensors or Triton's interpreter, got CPU tensors; "
-            "set TRITON_INTERPRET=1 before triton is imported, or pass backend='torch'"
-        )
-    if dtype == torch.bfloat16:
-        raise BackendError(
-            "backend: expected float16|float32 in Triton's interpreter, got bfloat16, which it computes wrongly; call .half()"
-        )
 
 
 def pack_tree_mask(visible: torch.Tensor) -> torch.Tensor:
