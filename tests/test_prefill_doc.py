@@ -1,4 +1,4 @@
-"""docs/prefill.md: its table of errors is that of its record, its bytes are the library's, and its example of kept codes runs."""
+"""docs/prefill.md: its table of errors is that of its record, its bytes are the library's, its example runs, its bits hold."""
 
 import importlib.util
 import json
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from bigpool.ops import prefill
+from prefill_inputs import make, run, same_bits
+from test_prefill_kept import SIZES, chunk
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = (DOCS / "prefill.md").read_text("utf-8")
@@ -55,3 +57,16 @@ def test_the_example_of_kept_codes_runs():
     assert "assert torch.equal" in blocks[0]
     torch.manual_seed(0)
     exec(compile(blocks[0], "docs/prefill.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("modes", "same"),
+    [({}, True), ({"qk": "int8"}, False), ({"pv": "fp8"}, False), ({"qk": "int8", "pv": "fp8"}, False)],
+    ids=str,
+)
+def test_whether_bits_depend_on_chunks(modes, same):
+    """The row of the table of modes; tests/test_prefill_kept.py has that of kept codes."""
+    call = make([200], [200], device="cuda" if torch.cuda.is_available() else "cpu", **SIZES, **modes)
+    whole, _ = run(call)
+    parts = [run(chunk(call, begin, min(begin + 64, 200)))[0] for begin in range(0, 200, 64)]
+    assert same_bits(torch.cat(parts), whole) == same

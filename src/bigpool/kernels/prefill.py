@@ -7,7 +7,7 @@ Codes of a quantised cache meet q and the weights as exact numbers, their scales
 int8: codes and scales of keys less a mean key come from a pass before (prefill_keys). What is taken from every key adds the same
 number to all scores of a row, which the softmax does not see; the soft cap and lse do, and get it back. Where codes are kept,
 the keys at the head of the request are exact, and a key whose scale is below 0 gets back what the mean took.
-fp8: codes of values come from a pass before (prefill_values); weights are 256 times p, so that small ones have digits.
+fp8: codes of values come from a pass before (prefill_values); weights become codes times 256, so that small ones have digits.
 """
 
 import triton
@@ -31,8 +31,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # bigpool.formats.MIN_SCALE
 MIN_SCALE = tl.constexpr(2.0**-100)
-# Weights of fp8 are p * 2^8: the largest code is 448.
-FP8_SHIFT = tl.constexpr(8.0)
+# What weights are multiplied with before they become fp8, whose largest number is 448.
+FP8_WEIGHT = tl.constexpr(256.0)
 
 
 @triton.jit
@@ -69,8 +69,6 @@ def _weigh(s, v_scale, m, l, CFG: tl.constexpr):
     m_new = tl.maximum(m, tl.max(s, 1))
     shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m - shift)
-    if CFG.pv != "exact":
-        shift -= FP8_SHIFT
     p = tl.exp2(s - shift[:, None])
     if CFG.spec.scales == "token_head":
         l = l * alpha + tl.sum(p * (1.0 / v_scale)[None, :], 1)
@@ -98,6 +96,7 @@ def _add_values(acc, v, p, visible, EDGE: tl.constexpr, CFG: tl.constexpr):
 @triton.jit
 def _add_fp8_values(acc, raw, p, visible, EDGE: tl.constexpr, CFG: tl.constexpr):
     """`raw` [HEAD_DIM_PAD, TILE] as codes. Each tile is summed by itself, then in fp32: matrix units keep few bits of fp8."""
+    p = p * FP8_WEIGHT
     if EDGE:
         is_nan = (raw & 0x7F) == 0x7F
         acc = _spoil(acc, tl.max(tl.where(is_nan, 1, 0), 0), visible)
@@ -227,7 +226,7 @@ def prefill_attention_kernel(
         if CFG.qk == "int8" and CFG.spec.softcap == 0.0:
             sink -= row_shift
         m = tl.where(mask_q, sink, m)
-        l = tl.where(m == float("-inf"), 0.0, 256.0 if FP8 else 1.0)
+        l = tl.where(m == float("-inf"), 0.0, 1.0)
     if CFG.qk == "int8" or FP8:
         l = tl.where(fits, l, float("nan"))
     acc_zero = tl.zeros([BLOCK_M, WIDTH_PAD], tl.float32)
@@ -306,13 +305,11 @@ def prefill_attention_kernel(
     m_nat = m
     if CFG.qk == "int8" and CFG.spec.softcap == 0.0:
         m_nat += row_shift
-    if FP8:
-        m_nat -= FP8_SHIFT
     tl.store(lse_ptr + token * (num_kv_heads * GROUP) + head, (m_nat + tl.log2(l)) * LN2, mask=mask_q)
     v_factor = decode_unit(KV_FORMAT, CONVERT)
     if FP8:
         v_factor_ptrs = v_scale_ptr + (req * num_kv_heads + kv_head) * HEAD_DIM + offs_d
-        v_factor = tl.load(v_factor_ptrs, mask=offs_d < HEAD_DIM, other=0.0)[None, :]
+        v_factor = tl.load(v_factor_ptrs, mask=offs_d < HEAD_DIM, other=0.0)[None, :] * (1.0 / FP8_WEIGHT)
     elif not ROW_SCALES and v_scale_ptr is not None:
         v_factor = v_factor * tl.load(v_scale_ptr + kv_head * CFG.v_scale_strides[2])
     for PART in tl.static_range(PARTS):

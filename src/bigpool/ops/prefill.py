@@ -80,8 +80,8 @@ def prefill_attention(
             hold: num_reqs * max_pages_per_req * page_size keys.
         key_codes: None: qk="int8" rounds all keys of the context on every call. A KeyCodes: only the new tokens' keys, and their
             codes are kept in it, written in place. Every token of a request but its first 128 must have been a query token of
-            such a call, its chunk and those before it in any sizes; then its output has the same bits whatever these sizes were,
-            and pages that requests share may be shared. Needs causal, and no window.
+            such a call, its chunk and those before it in any sizes; then, with pv="exact", its output has the same bits whatever
+            these sizes were, and pages that requests share may be shared. Needs causal, and no window.
         check: look at the values of block_table, seq_lens and cu_seqlens_q too, and whether keys fit the scratch. Syncs the host.
         backend: "auto": the card's kernels for CUDA tensors, the plain-torch twin for CPU tensors. "triton": the kernels in plain
             Triton; they take CPU tensors when Triton runs its interpreter (TRITON_INTERPRET=1; fp16 and fp32, since its bf16
