@@ -85,6 +85,8 @@ def test_help_names_every_subcommand_without_importing_it(capsys: pytest.Capture
         "  rule    Print what a rule of bigpool audit means.\n"
         "  sweep   Find, confirm, fix, prove and price 32-bit faults in what a script\n"
         "          launches.\n"
+        "  tune    Time launch configurations on this card, and write a table of the\n"
+        "          better ones.\n"
         "  wall    Print where 32-bit offsets into a paged KV cache wrap."
     )
 

@@ -1,5 +1,6 @@
 """The contract of verify attention: every message in full, workspace, torch.compile, backends."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -246,17 +247,20 @@ def test_workspace_holds_padded_queries():
         run(call, workspace=workspace(max_num_reqs=2), num_splits=128)
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
+A100, RTX3090 = DeviceProps("A100", 80, 108, 163 * 1024), DeviceProps("RTX 3090", 86, 82, 99 * 1024)
+
+
+@pytest.mark.parametrize("card", [A100, RTX3090, H200], ids=lambda card: card.name)
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
-def test_scratch_bytes_hold_every_plan_of_a_card(head_dim, itemsize):
+def test_scratch_bytes_hold_every_plan_of_a_card(head_dim, card):
     sizes = {"num_q_heads": 24, "num_kv_heads": 4, "head_dim": head_dim}
-    nbytes = verify_scratch_bytes(H200, max_num_reqs=8, max_seqlen_q=16, **sizes)
-    for num_reqs in (1, 2, 3, 5, 8):
-        for seqlen_q in (1, 4, 7, 16):
-            for page_size in (1, 16, 880):
-                shape = {"num_reqs": num_reqs, "max_seqlen_q": seqlen_q, "itemsize": itemsize, "page_size": page_size}
-                plan = plan_verify(H200, max_seq_len=2**20, **shape, **sizes)
-                assert 4 * scratch_floats(num_reqs * seqlen_q, 24, head_dim, plan.num_splits) <= nbytes
+    nbytes = verify_scratch_bytes(card, max_num_reqs=8, max_seqlen_q=16, **sizes)
+    widths = [(2, None), (4, None), (2, 1.0), (2, 0.5)]
+    for num_reqs, seqlen_q in itertools.product((1, 2, 3, 5, 8), (1, 4, 7, 16)):
+        for page_size, (itemsize, kv_bytes), heavy in itertools.product((1, 16, 880), widths, (False, True)):
+            shape = {"num_reqs": num_reqs, "max_seqlen_q": seqlen_q, "page_size": page_size, "heavy": heavy}
+            plan = plan_verify(card, max_seq_len=2**20, itemsize=itemsize, kv_bytes=kv_bytes, **shape, **sizes)
+            assert 4 * scratch_floats(num_reqs * seqlen_q, 24, head_dim, plan.num_splits) <= nbytes, (shape, kv_bytes)
 
 
 def test_workspace_rejects_splits_that_are_too_far_apart():

@@ -1,11 +1,14 @@
 """Launch configurations as frozen values, picked by pure functions of (device properties, shape).
 
-Nothing here touches a device. `bigpool._device.device_props` fills a DeviceProps once per device.
+Nothing here touches a device. `bigpool._device.device_props` fills a DeviceProps once per device, `tuning_tables.in_force` reads
+what `bigpool tune` found for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_NUM_SPLITS = 128
 MAX_GRID_YZ = 65_535
@@ -116,6 +119,34 @@ def config_supports(
     return verify_smem_bytes(config, head_dim_pad, itemsize, kv_bytes) <= props.smem_bytes
 
 
+PAGE_TILES = (128, 64, 32, 16)
+MOST_ROWS = 256
+
+
+class TunedKey(NamedTuple):
+    """Calls that share an entry of a table: `rows` per kv head up to this (256: or more), `page_tile` the largest tile that ends
+    at page ends (0: none), the rest as of pick_verify_config."""
+
+    rows: int
+    head_dim_pad: int
+    itemsize: int
+    kv_bytes: float | None
+    page_tile: int
+    heavy: bool
+
+
+Tuned = Mapping[TunedKey, VerifyConfig]
+
+
+def tuned_key(rows: int, head_dim_pad: int, itemsize: int, page_size: int, kv_bytes: float | None, heavy: bool) -> TunedKey:
+    """The key of a call; arguments as of pick_verify_config."""
+    page_tile = next((tile for tile in PAGE_TILES if pick_tiles_per_page(page_size, tile)), 0)
+    return TunedKey(min(max(next_power_of_2(rows), 16), MOST_ROWS), head_dim_pad, itemsize, kv_bytes, page_tile, heavy)
+
+
+NO_TABLE: Tuned = {}
+
+
 def pick_verify_config(
     props: DeviceProps,
     *,
@@ -125,14 +156,17 @@ def pick_verify_config(
     page_size: int,
     kv_bytes: float | None = None,
     heavy: bool = False,
+    tuned: Tuned = NO_TABLE,
 ) -> VerifyConfig:
     """The tile for `rows` = max_seqlen_q * group rows per kv head: the most keys and stages that fit the device.
 
     `heavy`: masks or logit options need registers too.
 
     Chosen by times on an H200; for other cards and for quantised caches by what the compiler says of registers and shared
-    memory, not by times.
+    memory, not by times. `tuned`: configs that go before this rule.
     """
+    if tuned and (key := tuned_key(rows, head_dim_pad, itemsize, page_size, kv_bytes, heavy)) in tuned:
+        return tuned[key]
     if props.interpreted:
         return VerifyConfig(min(max(next_power_of_2(rows), 16), 128), 256, 1, 1)
     wide = props.sm in WIDE_MMA
@@ -173,6 +207,14 @@ def pick_num_splits(props: DeviceProps, *, programs: int, max_tiles: int, smem_b
     return max(1, min(resident // programs, max_tiles, MAX_NUM_SPLITS))
 
 
+def _fill(
+    props: DeviceProps, config: VerifyConfig, rows: int, pairs: int, sizes: tuple[int, int, float | None], max_tiles: int
+) -> int:
+    """pick_num_splits of `config` for `pairs` = requests x kv heads; `sizes` as of verify_smem_bytes."""
+    programs = max(pairs * max(cdiv(rows, config.block_m), 1), 1)
+    return pick_num_splits(props, programs=programs, max_tiles=max_tiles, smem_bytes=verify_smem_bytes(config, *sizes))
+
+
 def batch_splits(max_seq_len: int, page_size: int, tile: int) -> tuple[int, int]:
     """(tiles of a split, splits) of the batch-invariant mode: bounds at fixed positions, at least two splits.
 
@@ -205,28 +247,35 @@ def plan_verify(
     batch: bool = False,
     max_visible: int | None = None,
     heavy: bool = False,
+    tuned: Tuned = NO_TABLE,
 ) -> VerifyPlan:
     """The launch for a shape. Depends on sizes alone, never on values, so a captured graph stays valid.
 
     `batch`: tiles and bounds of splits depend on neither the batch, nor the table's width, nor how many tokens a call brings.
-    `max_visible`: keys that a request visits at most (None: all of them). `heavy`: with masks or logit options.
+    `max_visible`: keys that a request visits at most (None: all of them). `heavy`: with masks or logit options. `tuned`: as of
+    pick_verify_config.
     """
     head_dim_pad = max(next_power_of_2(head_dim), 32 if kv_bytes == INT4_BYTES else 16)
     group = num_q_heads // num_kv_heads
     rows = max_seqlen_q * group
     config = pick_verify_config(
         props, rows=BATCH_SEQLEN_Q * group if batch else rows, head_dim_pad=head_dim_pad, itemsize=itemsize, page_size=page_size,
-        kv_bytes=kv_bytes, heavy=heavy,
+        kv_bytes=kv_bytes, heavy=heavy, tuned=tuned,
     )  # fmt: skip
     row_tiles = max(cdiv(rows, config.block_m), 1)
     tiles_per_page, tiles_per_split = pick_tiles_per_page(page_size, config.tile), 0
     if batch:
         tiles_per_split, num_splits = batch_splits(max_seq_len, page_size, config.tile)
     elif num_splits is None:
-        programs = max(num_reqs * num_kv_heads * row_tiles, 1)
-        smem_bytes = verify_smem_bytes(config, head_dim_pad, itemsize, kv_bytes)
         keys = max_seq_len if max_visible is None else min(max_visible, max_seq_len)
-        num_splits = pick_num_splits(props, programs=programs, max_tiles=cdiv(keys, config.tile), smem_bytes=smem_bytes)
+        pairs, sizes = num_reqs * num_kv_heads, (head_dim_pad, itemsize, kv_bytes)
+        num_splits = _fill(props, config, rows, pairs, sizes, cdiv(keys, config.tile))
+        if tuned:
+            # Workspaces are sized for pages of one slot and for calls without masks.
+            sized = pick_verify_config(
+                props, rows=rows, head_dim_pad=head_dim_pad, itemsize=itemsize, page_size=1, kv_bytes=kv_bytes, tuned=tuned
+            )
+            num_splits = min(num_splits, _fill(props, sized, rows, pairs, sizes, MAX_NUM_SPLITS))
     num_splits = max(min(num_splits, MAX_GRID_YZ // row_tiles), 1)
     return VerifyPlan(config, head_dim_pad, tiles_per_page, row_tiles, num_splits, tiles_per_split)
 

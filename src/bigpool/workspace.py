@@ -20,6 +20,7 @@ from .tuning import (
     plan_verify,
     scratch_floats,
 )
+from .tuning_tables import in_force
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +54,13 @@ def verify_scratch_bytes(
         max_num_reqs, max_seqlen_q, num_q_heads, num_kv_heads, head_dim, max_num_tokens, max_num_splits, batch_max_seq_len
     )
     sizes: dict[str, Any] = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    most = 0
-    cells = product(range(1, max_seqlen_q + 1), range(1, max_num_reqs + 1), (2, 4), (None, 1.0, INT4_BYTES))
-    for seqlen_q, num_reqs, itemsize, kv_bytes in cells:
-        cell = {"num_reqs": num_reqs, "max_seqlen_q": seqlen_q, "itemsize": itemsize, "kv_bytes": kv_bytes, **sizes}
-        plan = plan_verify(props, page_size=1, max_seq_len=2**31, **cell)
+    most, tuned = 0, in_force(props)
+    requests = range(1, max_seqlen_q + 1), range(1, max_num_reqs + 1)
+    for seqlen_q, num_reqs, itemsize, kv_bytes, heavy in product(*requests, (2, 4), (None, 1.0, INT4_BYTES), (False, True)):
+        plan = plan_verify(
+            props, num_reqs=num_reqs, max_seqlen_q=seqlen_q, itemsize=itemsize, kv_bytes=kv_bytes, heavy=heavy, page_size=1,
+            max_seq_len=2**31, tuned=tuned, **sizes,
+        )  # fmt: skip
         tokens = max_num_tokens or num_reqs * seqlen_q
         most = max(most, scratch_floats(tokens, num_q_heads, head_dim, max(plan.num_splits, max_num_splits or 0)))
     if batch_max_seq_len is not None:

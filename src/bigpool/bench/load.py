@@ -41,6 +41,8 @@ class BenchArm:
     def call_for(self, work: Work) -> Call:
         """The call that is timed; peers prepare theirs here, outside of the timing."""
         kind, _, name = self.spec.partition(":")
+        if kind == "peer" and work.kv_format is not None:
+            raise peers.PeerCannot(f"caches in {work.kv_format.name}: peers are given caches in q's dtype")
         if self.kernels is not None:
             return work.kernels_call(self.kernels)
         return peers.named(name).prepare(work) if kind == "peer" else work.backend_call(name)

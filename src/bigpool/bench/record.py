@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigpool import __version__
 from bigpool.bench import peers, stats, verdict
+from bigpool.bench.formats import FormatShape, groups, plain_of
 from bigpool.bench.judgement import Judge
 from bigpool.cost import floor_of
 from bigpool.errors import ProofError
@@ -90,9 +91,12 @@ def _shape(made: Bench, run: ShapeRun, shown: bool) -> dict[str, Any]:
     import torch
 
     dtype: torch.dtype = getattr(torch, made.options.dtype)
+    if isinstance(run.shape, FormatShape):
+        dtype = run.shape.dtype_of_q(dtype)
     cost = run.shape.cost(dtype.itemsize)
     floor = floor_of(cost, made.roofline.ceilings(dtype))
     timed = run.samples if shown else {}
+    ratios = {"ratios": _ratios(made, run) if shown else {}} if isinstance(run.shape, FormatShape) else {}
     return {
         **run.shape.to_json(),
         "cost": asdict(cost),
@@ -102,7 +106,23 @@ def _shape(made: Bench, run: ShapeRun, shown: bool) -> dict[str, Any]:
         "samples": {name: [[round(time, DIGITS) for time in pair] for pair in rows] for name, rows in run.samples.items()},
         "speeds": {name: _speed(rows, cost.bytes_moved, cost.flops, floor.seconds) for name, rows in timed.items()},
         "verdicts": {name: found.to_json() for name, found in _judge(made).shape(timed).items()},
+        **ratios,
     }
+
+
+def _ratios(made: Bench, run: ShapeRun) -> dict[str, Any]:
+    """By arm, its time over that on the cache in q's dtype, from the same rounds; empty where there is no such cache."""
+    group = next(group for group in groups(made.options.shapes) if run.shape in group)
+    plain = plain_of(group)
+    base = next((done for done in made.runs if done.shape == plain), None)
+    found = {}
+    for arm in run.samples if base is not None and base is not run else ():
+        if base is not None and arm in base.samples:
+            ratios = stats.round_ratios({"base": base.samples[arm], "arm": run.samples[arm]}, "base", "arm")
+            effect = stats.effect_of([ratios], seed=made.options.seed)
+            ends = {"ratio": effect.estimate, "low": effect.low, "high": effect.high}
+            found[arm] = {"to": base.shape.name, **{name: 1 + value for name, value in ends.items()}}
+    return found
 
 
 def _speed(rows: Sequence[Sequence[float]], moved: int, flops: int, floor: float) -> dict[str, float]:

@@ -41,6 +41,8 @@ def report(record: Mapping[str, Any]) -> Report:
         f"{settings['rounds']} rounds of two runs an arm, alternated; medians"
     )
     tables = [_speeds(record)] if any(shape["speeds"] for shape in record["shapes"]) else []
+    if tables and any("kv_format" in shape for shape in record["shapes"]):
+        tables.append(_by_format(record))
     lines = [*_verdicts(record), *_roofline(record), *_missing(record)]
     style = "bold red" if record["refusals"] else "bold"
     return Report(title, tables, [*lines, (record["summary"], style)])
@@ -53,19 +55,49 @@ def microseconds(seconds: float) -> str:
 
 
 def _speeds(record: Mapping[str, Any]) -> Table:
-    """A row for each shape and arm; the A/A twin is left to the record."""
-    table = Table(("shape", "arm", "us", "TB/s", "TFLOP/s", "floor us", "of floor"))
-    names = [arm["name"] for arm in record["arms"] if arm["same_as"] is None]
+    """A row for each shape and arm, with its time over that of the cache in q's dtype where a record has ratios."""
+    targets = dict.fromkeys(made["to"] for shape in record["shapes"] for made in shape.get("ratios", {}).values())
+    plain = "|".join(dict.fromkeys(target.rpartition("-")[2] for target in targets))
+    table = Table(("shape", "arm", "us", "TB/s", "TFLOP/s", "floor us", "of floor", *([f"of {plain}"] if plain else [])))
     for shape in record["shapes"]:
-        for name in names:
+        for name in _shown_arms(record):
             if name not in shape["speeds"]:
                 continue
             speed = shape["speeds"][name]
             rates = f"{speed['bytes_per_second'] / 1e12:.3g}", f"{speed['flops_per_second'] / 1e12:.3g}"
             floor = shape["floor"]
             bound = f"{microseconds(floor['seconds'])} {floor['bound']}"
-            table.rows.append((shape["name"], name, microseconds(speed["seconds"]), *rates, bound, f"{speed['of_floor']:.1%}"))
+            row = (shape["name"], name, microseconds(speed["seconds"]), *rates, bound, f"{speed['of_floor']:.1%}")
+            table.rows.append((*row, *([_ratio(shape, name)] if plain else [])))
     return table
+
+
+def _by_format(record: Mapping[str, Any]) -> Table:
+    """A row for each shape and arm, a column for each format: microseconds, and the time over that of the cache in q's dtype."""
+    shapes = [shape for shape in record["shapes"] if "kv_format" in shape]
+    columns = list(dict.fromkeys(shape["kv_format"] for shape in shapes))
+    table = Table(("shape", "arm", *(f"{name} us" for name in columns)))
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for shape in shapes:
+        alike = shape["name"].removesuffix(f"-{shape['kv_format']}")
+        for arm in _shown_arms(record):
+            if arm in shape["speeds"]:
+                time = microseconds(shape["speeds"][arm]["seconds"])
+                over = f" ({_ratio(shape, arm)})" if arm in shape["ratios"] else ""
+                cells.setdefault((alike, arm), {})[shape["kv_format"]] = time + over
+    for (alike, arm), found in cells.items():
+        table.rows.append((alike, arm, *(found.get(name, "-") for name in columns)))
+    return table
+
+
+def _ratio(shape: Mapping[str, Any], arm: str) -> str:
+    """`0.57x`"""
+    return f"{shape['ratios'][arm]['ratio']:.2f}x" if arm in shape.get("ratios", {}) else "-"
+
+
+def _shown_arms(record: Mapping[str, Any]) -> list[str]:
+    """Without the A/A twin, which is left to the record."""
+    return [arm["name"] for arm in record["arms"] if arm["same_as"] is None]
 
 
 def _verdicts(record: Mapping[str, Any]) -> list[tuple[str, str]]:

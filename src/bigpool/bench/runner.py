@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from bigpool.bench import gate, peers, record, roofline
+from bigpool.bench.formats import FormatShape, FormatWork, groups
 from bigpool.bench.gate import Gate
 from bigpool.bench.load import BenchArm, Loader
 from bigpool.bench.pairs import Call, Samples, Timer, measure, prepare
@@ -104,13 +105,14 @@ def bench(options: Options, listener: Listener) -> dict[str, Any]:
         loader = stack.enter_context(Loader(op_module=f"bigpool.kernels.{options.op.removesuffix('_attention')}"))
         arms, absent = _arms(loader, options)
         watch = Watch(device)
-        listener.on_plan(len(options.shapes) * options.repeats, plan_text(options, arms))
+        together = groups(options.shapes)
+        listener.on_plan(len(together) * options.repeats, plan_text(options, arms))
         listener.on_step("measuring what the machine reaches")
         made = Bench(options, arms, absent, device, roofline.measure(device), watch)
         made.faults += gate.proof_faults(options.proofs, arms)
-        for shape in options.shapes:
-            listener.on_step(shape.name)
-            made.runs.append(_run_shape(made, shape, timer, listener.on_round))
+        for group in together:
+            listener.on_step(", ".join(shape.name for shape in group))
+            made.runs += _run_group(made, group, timer, listener.on_round)
         if made.load is not None and any(run.samples for run in made.runs):
             watch.stop(made.load)
         made.seconds = time.monotonic() - began
@@ -120,10 +122,11 @@ def bench(options: Options, listener: Listener) -> dict[str, Any]:
 def plan_text(options: Options, arms: Sequence[BenchArm]) -> str:
     names = ", ".join(arm.name for arm in arms)
     where = torch.cuda.get_device_name() if options.device == "cuda" else "the CPU"
-    count = len(options.shapes)
-    return (
-        f"{names}: {count} shape{'s' * (count > 1)}, {options.repeats} rounds each, {options.method}, {options.dtype}, on {where}"
-    )
+    count = len(groups(options.shapes))
+    found = dict.fromkeys(shape.kv_format for shape in options.shapes if isinstance(shape, FormatShape))
+    formats = f" in {', '.join(found)}" if found else ""
+    shapes = f"{count} shape{'s' * (count > 1)}{formats}"
+    return f"{names}: {shapes}, {options.repeats} rounds each, {options.method}, {options.dtype}, on {where}"
 
 
 def _check_interpreter(options: Options, device: torch.device) -> None:
@@ -135,7 +138,9 @@ def _check_interpreter(options: Options, device: torch.device) -> None:
 
     from bigpool.ops.verify import require_interpreter
 
-    require_interpreter(getattr(torch, options.dtype))
+    asked = getattr(torch, options.dtype)
+    for dtype in {shape.dtype_of_q(asked) if isinstance(shape, FormatShape) else asked for shape in options.shapes}:
+        require_interpreter(dtype)
     require_working_interpreter(triton.__version__, numpy.__version__)
 
 
@@ -156,47 +161,80 @@ def _arms(loader: Loader, options: Options) -> tuple[list[BenchArm], list[dict[s
     return arms, absent
 
 
-def _run_shape(made: Bench, shape: Shape, timer: Timer, on_round: Callable[[], None]) -> ShapeRun:
+def _run_group(made: Bench, group: Sequence[Shape], timer: Timer, on_round: Callable[[], None]) -> list[ShapeRun]:
+    """Shapes that differ in their format alone, timed in the same rounds."""
+    runs = [_gated(made, shape) for shape in group]
+    red = [text for run in (*made.runs, *runs) for text in run.red]
+    base = made.arms[0].name
+    ready: dict[str, dict[str, Call]] = {}
+    for run in runs:
+        calls = {done.arm: done.call for done in run.gates if done.call is not None and (done.ok or not made.options.gated)}
+        if run.why:
+            continue
+        if red and made.options.gated:
+            run.why = "an arm is wrong"
+        elif base not in calls:
+            run.why = f"{base} does not run"
+        else:
+            if made.load is None:
+                made.watch.start(calls[base])
+            made.load = calls[base]
+            ready[run.shape.name] = _prepared(run, calls, timer)
+    _time(runs, ready, timer, made.options.repeats, on_round)
+    for run in runs:
+        # A call holds the tensors of its shape.
+        run.gates = [replace(done, call=None) for done in run.gates]
+    return runs
+
+
+def _gated(made: Bench, shape: Shape) -> ShapeRun:
+    """The shape set up, and every arm held to the oracle on it."""
     run, options = ShapeRun(shape), made.options
     try:
-        make = PrefillWork if options.op == "prefill_attention" else Work
-        work = make(shape, getattr(torch, options.dtype), made.device, options.seed)
+        work = _work_of(options, shape, made.device)
         run.gates = [gate.check(arm, work, _sync(made.device)) for arm in made.arms]
     except (RuntimeError, MemoryError) as error:
         # No memory, or a device that an arm before has brought down.
         run.why = f"{shape.name} could not be set up: {type(error).__name__}"
-        return run
-    red = [text for done in (*made.runs, run) for text in done.red]
-    calls = {done.arm: done.call for done in run.gates if done.call is not None and (done.ok or not options.gated)}
-    base = made.arms[0].name
-    if red and options.gated:
-        run.why = "an arm is wrong"
-    elif base not in calls:
-        run.why = f"{base} does not run"
-    else:
-        if made.load is None:
-            made.watch.start(calls[base])
-        made.load = calls[base]
-        _time(run, calls, timer, options.repeats, on_round)
-    # A call holds the tensors of its shape.
-    run.gates = [replace(done, call=None) for done in run.gates]
     return run
 
 
-def _time(run: ShapeRun, calls: Mapping[str, Call], timer: Timer, rounds: int, on_round: Callable[[], None]) -> None:
-    """Times what can be timed. A peer that cannot be is put down as such; one of our arms ends the shape."""
+def _work_of(options: Options, shape: Shape, device: torch.device) -> Work:
+    dtype = getattr(torch, options.dtype)
+    if isinstance(shape, FormatShape):
+        return FormatWork(shape, dtype, device, options.seed)
+    make = PrefillWork if options.op == "prefill_attention" else Work
+    return make(shape, dtype, device, options.seed)
+
+
+def _prepared(run: ShapeRun, calls: Mapping[str, Call], timer: Timer) -> dict[str, Call]:
+    """What can be timed. A peer that cannot be is put down as such; one of our arms ends the shape."""
     ready, faults = prepare(timer, calls)
     run.gates = [
         replace(done, ok=False, text=f"cannot be timed: {faults[done.arm]}") if done.arm in faults else done for done in run.gates
     ]
     ours = [f"{done.arm} {done.text}" for done in run.gates if done.arm in faults and not done.peer]
-    if ours:
-        run.why = "; ".join(ours)
+    run.why = "; ".join(ours)
+    return {} if ours else ready
+
+
+def _time(
+    runs: Sequence[ShapeRun], ready: Mapping[str, Mapping[str, Call]], timer: Timer, rounds: int, on_round: Callable[[], None]
+) -> None:
+    """Times what is ready, shape -> arm -> call, all in the same rounds."""
+    calls = {f"{shape} {arm}": call for shape, arms in ready.items() for arm, call in arms.items()}
+    if not calls:
         return
     try:
-        run.samples = measure(timer, ready, rounds, on_round)
+        samples = measure(timer, calls, rounds, on_round)
     except RuntimeError as error:
-        run.why = f"timing failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = f"timing failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        for run in runs:
+            run.why = run.why or why
+        return
+    for run in runs:
+        arms = ready.get(run.shape.name, {})
+        run.samples = {arm: samples[f"{run.shape.name} {arm}"] for arm in arms}
 
 
 def _sync(device: torch.device) -> Callable[[], None]:

@@ -20,6 +20,8 @@ PARTS = {
     "d": ("head_dim", r"d(\d+)"),
 }
 K = 1_024
+# Formats of a cache that are timed, and what a scale of each stands for; "none": the dtype of q.
+FORMATS = {"bf16": "none", "fp16": "none", "fp8_e4m3": "head", "int8": "token_head", "int4": "token_head"}
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,14 @@ class Shape:
         return self.num_pages * self.page_size * self.num_kv_heads * self.head_dim - 1
 
     def cost(self, itemsize: int) -> Cost:
+        """Of a cache in q's dtype, `itemsize` bytes an element."""
+        return self._cost(itemsize, None)
+
+    def _cost(self, itemsize: int, kv_bytes_per_row: float | None) -> Cost:
         lengths = [self.seq_len] * self.num_reqs, [self.q_len] * self.num_reqs
         return verify_cost(
             *lengths, num_q_heads=self.num_q_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
-            page_size=self.page_size, itemsize=itemsize,
+            page_size=self.page_size, itemsize=itemsize, kv_bytes_per_row=kv_bytes_per_row,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +106,13 @@ def parse(text: str, shape: Shape = Shape()) -> Shape:
         else:
             shape = replace(shape, **{field: int(match[1])})
     return shape
+
+
+def format_faults(names: Sequence[str]) -> list[str]:
+    """In words, each name that is not in FORMATS."""
+    contract = f"one of {', '.join(FORMATS)}"
+    unknown = [name for name in names if name not in FORMATS]
+    return [f"--format: expected {contract}, got {name!r}; repeat the option for several" for name in unknown]
 
 
 def check(shapes: Sequence[Shape]) -> None:

@@ -12,6 +12,7 @@ from bigpool import reference
 from bigpool.bench.pairs import Call
 from bigpool.bench.shapes import Shape
 from bigpool.cost import Cost
+from bigpool.formats import KVFormat
 from bigpool.ops import verify
 from bigpool.proof.judge import judge_errors
 
@@ -22,8 +23,13 @@ class Work:
     """Random keys, values and queries, on pages in random order. Nothing else is read, so nothing is poisoned.
 
     `q` [num_tokens, num_q_heads, head_dim]; caches NHD [num_pages, page_size, num_kv_heads, head_dim]; `block_table`, `seq_lens`,
-    `cu_seqlens_q` int32. `scale` is head_dim ** -0.5.
+    `cu_seqlens_q` int32. `scale` is head_dim ** -0.5. `kv_format`: that of a quantised cache, with `k_scale` and `v_scale`; None
+    for a cache in q's dtype.
     """
+
+    kv_format: KVFormat | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         rng = torch.Generator(device).manual_seed(seed)
@@ -45,6 +51,11 @@ class Work:
         return self.q, self.k_cache, self.v_cache, self.block_table, self.seq_lens, self.cu_seqlens_q
 
     @property
+    def scales(self) -> dict[str, Any]:
+        """What the op takes besides `arguments` where the cache is quantised."""
+        return {} if self.kv_format is None else {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    @property
     def cost(self) -> Cost:
         return self.shape.cost(self.dtype.itemsize)
 
@@ -55,7 +66,8 @@ class Work:
         def call() -> Outputs:
             out = torch.empty_like(self.q)
             lse = torch.empty(self.q.shape[:2], dtype=torch.float32, device=self.device)
-            launch(*self.arguments, out, lse, None, self.shape.q_len, 0, self.scale, kernels=kernels)
+            sizes = self.shape.q_len, 0, self.scale
+            launch(*self.arguments, out, lse, None, *sizes, self.k_scale, self.v_scale, kernels=kernels)
             return {"out": out, "lse": lse}
 
         return call
@@ -64,7 +76,9 @@ class Work:
         """The public function."""
 
         def call() -> Outputs:
-            answer = verify.verify_attention(*self.arguments, max_seqlen_q=self.shape.q_len, return_lse=True, backend=backend)
+            answer = verify.verify_attention(
+                *self.arguments, max_seqlen_q=self.shape.q_len, return_lse=True, backend=backend, **self.scales
+            )
             return dict(zip(("out", "lse"), answer, strict=True))
 
         return call
@@ -94,8 +108,8 @@ class Work:
 
     def _expected(self) -> tuple[Outputs, Outputs]:
         if self._oracle is None:
-            oracle = reference.verify_attention(*self.arguments, compute_dtype=torch.float64)
-            baseline = reference.verify_attention_baseline(*self.arguments)
+            oracle = reference.verify_attention(*self.arguments, compute_dtype=torch.float64, **self.scales)
+            baseline = reference.verify_attention_baseline(*self.arguments, **self.scales)
             expected, base = ({"out": out.cpu(), "lse": lse.cpu()} for out, lse in (oracle, baseline))
             self._oracle = expected, base
         return self._oracle

@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "report": "Make one HTML page from records.",
     "rule": "Print what a rule of bigpool audit means.",
     "sweep": "Find, confirm, fix, prove and price 32-bit faults in what a script launches.",
+    "tune": "Time launch configurations on this card, and write a table of the better ones.",
     "wall": "Print where 32-bit offsets into a paged KV cache wrap.",
 }
 # What an installation without extras lacks.

@@ -87,6 +87,10 @@ def shared(command: Callable[..., int]) -> Callable[..., int]:
 @click.option(
     "--original-geometries", "original", is_flag=True, help="The 12 shapes of the original system, pages of 432 and 880."
 )
+@click.option(
+    "--format", "kv_formats", multiple=True, metavar="FORMAT",
+    help="Cache of bf16, fp16, fp8_e4m3, int8 or int4. Repeatable.  [default: as --dtype]",
+)  # fmt: skip
 @shared
 def verify(json_file: Path | None, **chosen: Any) -> int:
     """Time verify attention: arms alternate within each round, the L2 cache emptied between runs.
@@ -96,8 +100,13 @@ def verify(json_file: Path | None, **chosen: Any) -> int:
     is timed on; where one is wrong, where clocks moved or another process used the GPU, no numbers are given. A verdict is made
     from paired differences with a bootstrap interval (95%), against the difference of the first arm from itself.
 
+    With --format every shape is timed in each of these formats, all in the same rounds, each against the floor of its own bytes,
+    and with its time over that of the first of bf16 and fp16 that is named. fp8_e4m3 has a scale per head, int8 and int4 one per
+    token and head. bf16 and fp16 are also the dtype of q, --dtype that of q over the others. Peers are given bf16 and fp16 only.
+
     \b
     Examples:
+      bigpool bench verify --format bf16 --format int8 --format fp8_e4m3 --format int4 --arm ours=backend:auto
       bigpool bench verify --before narrowed:_paging --original-geometries --json int64.json
       bigpool bench verify --before git:HEAD~3 --after my_kernels/verify.py --shapes b1-q8-kv128k
       bigpool bench verify --arm a=backend:triton --arm b=peer:fa3
@@ -130,7 +139,7 @@ def prefill(json_file: Path | None, **chosen: Any) -> int:
 
     Exit status: 0 measured, 1 numbers refused, 2 could not run, 130 interrupted.
     """
-    return _measure(json_file, chosen | {"original": False}, "prefill_attention")
+    return _measure(json_file, chosen | {"original": False, "kv_formats": ()}, "prefill_attention")
 
 
 def _measure(json_file: Path | None, chosen: dict[str, Any], op: str) -> int:
@@ -184,7 +193,7 @@ def _options(json_file: Path | None, chosen: dict[str, Any], op: str) -> Any:
         # Read by triton when it is imported, which torch alone does not do.
         os.environ["TRITON_INTERPRET"] = "1"
     return Options(
-        shapes=_shapes(chosen["shapes"], chosen["original"], device, op),
+        shapes=_shapes(chosen["shapes"], chosen["original"], device, op, chosen["kv_formats"]),
         arms=_arms(chosen["before"], chosen["after"], chosen["arms"]),
         aa=chosen["aa"],
         peers=chosen["peers"],
@@ -201,7 +210,9 @@ def _options(json_file: Path | None, chosen: dict[str, Any], op: str) -> Any:
 
 
 def _check(json_file: Path | None, chosen: dict[str, Any], command: str) -> None:
-    faults = []
+    from ..bench.shapes import format_faults
+
+    faults = format_faults(chosen["kv_formats"])
     if chosen["device"] not in ("cpu", "cuda", "auto"):
         faults.append(f"--device: expected cpu, cuda or auto, got {chosen['device']!r}; auto takes the GPU if there is one")
     if chosen["dtype"] not in (None, *DTYPES):
@@ -220,16 +231,16 @@ def _check(json_file: Path | None, chosen: dict[str, Any], command: str) -> None
         raise ArgumentError(command, *faults)
 
 
-def _shapes(asked: tuple[str, ...], original: bool, device: str, op: str) -> tuple[Any, ...]:
-    from ..bench import prefill, shapes
+def _shapes(asked: tuple[str, ...], original: bool, device: str, op: str, kv_formats: tuple[str, ...]) -> tuple[Any, ...]:
+    from ..bench import formats, prefill, shapes
 
     if op == "prefill_attention":
         named = tuple(shape for text in asked for part in text.split() for shape in prefill.parse(part))
         return named or (prefill.TABLE if device == "cuda" else prefill.TINY)
-    chosen = tuple(shapes.parse(part) for text in asked for part in text.split())
+    chosen = tuple(formats.parse(part) for text in asked for part in text.split())
     if original:
         chosen += shapes.ORIGINAL
-    return chosen or (shapes.TABLE if device == "cuda" else shapes.TINY)
+    return formats.with_formats(chosen or (shapes.TABLE if device == "cuda" else shapes.TINY), kv_formats)
 
 
 def _arms(before: str | None, after: str | None, arms: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

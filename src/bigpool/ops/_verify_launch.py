@@ -20,6 +20,7 @@ from ..tuning import (
     pick_convert,
     plan_verify,
 )
+from ..tuning_tables import in_force
 from ..workspace import carve
 from . import _verify_sm90
 from ._operator import Operator
@@ -158,6 +159,7 @@ def _plan(props: DeviceProps, call: Call, kv_format: formats.KVFormat) -> Verify
         max_seq_len=call.max_seq_len, num_splits=call.num_splits or None, kv_bytes=kv_bytes_of(kv_format), batch=call.batch,
         max_visible=max_visible(call.max_seqlen_q, window, call.num_sink_tokens, chunk, page_size),
         heavy=bool(window or chunk or call.softcap or call.alibi_slopes is not None or call.tree_mask is not None),
+        tuned=in_force(props),
     )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from bigpool.bench.peers._peer import Peer
+from bigpool.bench.peers._peer import Peer, PeerCannot
 from bigpool.errors import ProofError
 
-__all__ = ["Peer", "every", "named", "version_of"]
+__all__ = ["Peer", "PeerCannot", "every", "named", "version_of"]
 
 
 @cache

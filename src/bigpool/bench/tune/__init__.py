@@ -1,0 +1,1 @@
+"""`bigpool tune`: times launch configurations of a card in turn, and writes down those that beat the rule."""
