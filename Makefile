@@ -1,12 +1,13 @@
 # bigpool's commands. Each makes the virtual environment it needs; the first time takes a few minutes (torch).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help prove test nightly test-oldest audit lint types clean
+.PHONY: help prove test test-gpu nightly test-oldest audit lint types clean
 
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 JOBS ?= 2
+ALONE = tests/test_pools_gpu.py tests/test_bench_gpu.py
 ARGS ?=
 # What `test-oldest` runs with. A CUDA build of torch pins its own Triton: there, pass TORCH_OLDEST=2.11.0.
 TRITON_OLDEST ?= 3.6.0
@@ -26,9 +27,13 @@ prove: $(VENV)/.run-installed  ## prove that the kernels are right at any pool s
 test: $(VENV)/.dev-installed  ## run all tests that need no GPU; ARGS go to pytest
 	"$(VENV)/bin/python" -m pytest -n $(JOBS) -m "not gpu" $(ARGS)
 
+test-gpu: $(VENV)/.dev-installed  ## run the tests that need a GPU, JOBS at a time; alone those that fill the card or time
+	"$(VENV)/bin/python" -m pytest -n $(JOBS) -m gpu $(patsubst %,--ignore=%,$(ALONE)) $(ARGS)
+	"$(VENV)/bin/python" -m pytest -n 0 -m gpu $(ALONE) $(ARGS)
+
 nightly: $(VENV)/.dev-installed  ## every launch of verify for every card, compiled, and thousands of random calls
 	BIGPOOL_COMPILE_ALL=1 BIGPOOL_RANDOM_EXAMPLES=3000 "$(VENV)/bin/python" -m pytest -n $(JOBS) \
-		tests/test_compile_targets.py tests/test_compile_targets_prefill.py tests/test_verify_random.py $(ARGS)
+		tests/test_compile_targets.py tests/test_compile_targets_prefill.py tests/test_verify_random.py tests/test_prefill_random.py $(ARGS)
 
 test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<

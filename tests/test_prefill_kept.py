@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bigpool import reference_prefill_keys
+from bigpool.errors import ArgumentError
 from bigpool.ops import _prefill_launch
 from bigpool.ops._prefill_plan import EXACT_KEYS, KeyPasses, PrefillConfig
 from bigpool.ops.prefill import KeyCodes, key_codes_bytes, prefill_attention
@@ -145,6 +146,23 @@ def test_a_key_without_codes_gives_nan():
     call = make([300], [300], qk="int8", device=DEVICE, **SIZES)
     out, _ = run(chunk(call, 200, 300), key_codes=codes_for(call))
     assert out.isnan().all(), "keys 128..199 were never query tokens of such a call"
+
+
+def test_a_page_that_was_forgotten_gives_nan_and_not_the_codes_of_its_last_request():
+    call = make([300], [300], qk="int8", device=DEVICE, **SIZES)
+    codes = codes_for(call)
+    in_chunks(call, [300], codes)
+    call["k_cache"].neg_()
+    out, _ = run(chunk(call, 200, 300), key_codes=codes)
+    assert torch.isfinite(out).all(), "codes of other keys do not show"
+    codes.forget(call["block_table"][0])
+    out, _ = run(chunk(call, 200, 300), key_codes=codes)
+    assert out.isnan().all()
+    with pytest.raises(ArgumentError) as caught:
+        codes.forget(torch.zeros(2, device=DEVICE))
+    assert str(caught.value) == (
+        "KeyCodes.forget: page_idx: expected int32|int64 [n], got float32 [2]; pass page ids, as block_table has them"
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,18 @@ class KeyCodes:
             torch.empty(max_num_reqs, num_kv_heads, head_dim, dtype=torch.float32, device=device),
         )
 
+    def forget(self, page_idx: torch.Tensor) -> None:
+        """Takes the codes of pages away, of pages that go to another request: where a key on them is not rounded again, the rows
+        that see it become NaN instead of wrong. `page_idx`: int32 or int64 [n]. Does not sync the host.
+
+        Raises:
+            ArgumentError: listing every fault.
+        """
+        contract, remedy = Contract("KeyCodes.forget"), "pass page ids, as block_table has them"
+        contract.tensor("page_idx", page_idx, "n", (torch.int32, torch.int64), remedy, device=self.scales.device)
+        contract.finish()
+        self.scales.index_fill_(0, page_idx.long(), float("nan"))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all three."""
