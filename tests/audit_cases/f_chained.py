@@ -114,6 +114,35 @@ def split_scratch_fixed(scratch_ptr, splits, rows, D: tl.constexpr, BLOCK: tl.co
         tl.store(scratch_ptr + base + split * rows * D + offs, tl.zeros([BLOCK], tl.float32))
 
 
+@triton.jit
+def masked_volume(x_ptr, N, H, W, BW: tl.constexpr):
+    # Each index is masked by the length of its axis, and the product of the lengths is what wraps.
+    i = tl.program_id(0)
+    j = tl.program_id(1)
+    k = tl.program_id(2) * BW + tl.arange(0, BW)
+    inside = (i < N) & (j < H) & (k < W)
+    tl.store(x_ptr + ((i * H + j) * W + k), 0.0, mask=inside)  # expect: BP103|BP105 i 1,024
+
+
+@triton.jit
+def masked_volume_fixed(x_ptr, N, H, W, BW: tl.constexpr):  # expect: clean
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1)
+    k = tl.program_id(2) * BW + tl.arange(0, BW)
+    inside = (i < N) & (j < H) & (k < W)
+    tl.store(x_ptr + ((i * H + j) * W + k), 0.0, mask=inside)
+
+
+@triton.jit
+def small_volume(x_ptr, N, H, W, BW: tl.constexpr):  # expect: clean
+    # The same text: the masks keep every index below N * H * W, which fits.
+    i = tl.program_id(0)
+    j = tl.program_id(1)
+    k = tl.program_id(2) * BW + tl.arange(0, BW)
+    inside = (i < N) & (j < H) & (k < W)
+    tl.store(x_ptr + ((i * H + j) * W + k), 0.0, mask=inside)
+
+
 META = {
     "partial_out": {
         "klass": "F",
@@ -146,6 +175,21 @@ META = {
         "grid": [1],
         "walls": [["turn", "turn * 1048576", {}, 2048]],
         "safe": ["1048576"],
+    },
+    "masked_volume": {
+        "klass": "F",
+        "report": "a volume whose three indices are masked",
+        "args": {"x_ptr": "*fp32", "N": 4096, "H": 2048, "W": 1024, "BW": 128},
+        "grid": [4096, 2048, 8],
+        "walls": [["i", "(i * 2048 + j) * 1024 + k", {"j": 0, "k": 0}]],
+        "safe": ["7 * 128 + 127"],
+    },
+    "small_volume": {
+        "klass": "5",
+        "report": "a volume whose three indices are masked",
+        "args": {"x_ptr": "*fp32", "N": 999, "H": 999, "W": 999, "BW": 128},
+        "grid": [4096, 2048, 8],
+        "safe": ["(998 * 999 + 998) * 999 + 998"],
     },
     "split_scratch": {
         "klass": "F",

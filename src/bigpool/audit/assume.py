@@ -13,12 +13,16 @@ from ..errors import ArgumentError
 from .expr import Node, Program, Sink, Var, walk
 from .finding import Span
 from .poly import strip
+from .relations import product_names
 from .source.types import named
 from .source.values import DType
 
-NAME = r"[A-Za-z_][\w.]*(?:\([012]\))?"
+NAME = r"[A-Za-z_][\w.]*(?:\([012]?\))?"
 FORM = re.compile(rf"^\s*({NAME}(?:\s*\*\s*{NAME})*)\s*(<=|<|==|=|:)\s*([^,#]+?)\s*$")
+NUMEL = ".numel"
 GRAMMAR = "NAME < BOUND, NAME <= BOUND, NAME = VALUE or TENSOR: int64"
+# Of a tensor of more, the last element is beyond 32 bits.
+MAX_ELEMENTS = 2**31
 BYTES = dict(zip(("", "b", "kib", "mib", "gib", "tib"), (1, 1, 2**10, 2**20, 2**30, 2**40), strict=True))
 BYTES |= dict(zip(("kb", "mb", "gb", "tb"), (10**3, 10**6, 10**9, 10**12), strict=True))
 
@@ -72,7 +76,7 @@ def parse(text: str, values: Mapping[str, int], origin: str = "--assume") -> Ass
 
 
 def _product(names: Iterable[str]) -> str:
-    return " * ".join(sorted(name.strip() for name in names))
+    return " * ".join(sorted(name.strip().removesuffix("()") for name in names))
 
 
 def read(texts: Iterable[str], values: Mapping[str, int]) -> list[Assumption]:
@@ -201,6 +205,7 @@ def apply(program: Program, assumptions: Iterable[Assumption], refined: Iterable
     if not chosen:
         return pins
     products = any("*" in assumption.name for assumption in chosen)
+    _relate(program, chosen)
     for node in everything([*program.sinks, *refined]):
         names = [name for name in (node.name, *((node.var.name, node.var.pointer) if node.var else ())) if name]
         if products and node.op == "mul":
@@ -219,6 +224,25 @@ def apply(program: Program, assumptions: Iterable[Assumption], refined: Iterable
             elif node.op not in ("const", "ext", "trunc") and not _refines(node) and _fits(node, high):
                 pins[node] = (high if assumption.sign == "=" else 0, high)
     return pins
+
+
+def _relate(program: Program, chosen: Iterable[Assumption]) -> None:
+    """Takes down what is stated about products of sizes and about the elements of tensors."""
+    nodes = [*everything(program.sinks), *(part for last in program.extents.values() for part in walk(last))]
+    names = {node.var.name for node in nodes if node.var is not None}
+    pointers = {sink.pointer for sink in program.sinks}
+    for item in chosen:
+        high = item.maximum()
+        if high is None or not item.covers((item.name,), program.span, program.name):
+            continue
+        if "*" in item.name and names.issuperset(parts := product_names(item.name)):
+            program.products.append((parts, high))
+            item.used += 1
+        elif item.name.endswith(NUMEL) and high <= MAX_ELEMENTS:
+            base = item.name.removesuffix(NUMEL)
+            for pointer in pointers & {base, f"{base}_ptr", f"{base}_tensor"}:
+                program.stated[pointer] = item.text
+                item.used += 1
 
 
 def _refines(node: Node) -> bool:

@@ -284,7 +284,8 @@ class Program:
     `gates`: constexprs that were fixed to follow one branch; `wide`: the value at which each is meant to be wide; `gated`: the
     spans of the branches that are then taken. `calls`: (body of a helper, place of a call that was followed). `checked`: tensors
     that have at most 2^31 elements, and what the host checks to that end; `pieces`: scalars that count tiles, as the host has it;
-    `inner`: tensors that another one goes along, with an axis more.
+    `inner`: tensors that another one goes along, with an axis more; `stated`: tensors that have at most 2^31 elements, as the
+    user says; `products`: names of sizes, and the largest product of them; `extents`: the last program id of an axis.
     """
 
     name: str
@@ -298,4 +299,7 @@ class Program:
     checked: dict[str, str] = field(default_factory=dict)
     pieces: frozenset[str] = frozenset()
     inner: dict[str, str] = field(default_factory=dict)
+    stated: dict[str, str] = field(default_factory=dict)
+    products: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    extents: dict[int, Node] = field(default_factory=dict)
     skipped: str = ""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from .candidate import Candidate, Weight
 from .doubt import Doubts
-from .expr import Node, Origin, Program, Sink, Var, walk
+from .expr import Node, Origin, Program, Sink, walk
 from .facts import Copies, Fact, holds, narrowed
-from .finding import Confidence, Severity, Span, Wall
+from .finding import Confidence, Severity
 from .growth import OFFSET_SCALE, USUAL_CONSTEXPR, USUAL_ROW, Growth, Shape, counts
 from .poly import Mono, Poly, strip
 from .ranges import Ranges
+from .relations import Relations
 from .slices import COMPARED, DIRECT, DIVIDED, MAX_OBSERVED, SCALED, Observed, Slice, followed
 from .totals import Totals
 from .walls import Effort, Product, culprit, earliest, product, solve, total
@@ -25,64 +27,6 @@ HASH_FACTOR = 2**28
 INTEGERS = (Origin.PROGRAM_ID, Origin.ARANGE, Origin.LOOP, Origin.NUM_PROGRAMS)
 # Of a sum that does not fit, so many terms are weighed, the largest first, and for so many a wall is looked for.
 MAX_WEIGHED, MAX_SOLVED = 6, 2
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A value that can leave its range, with everything that a rule needs to name it.
-
-    `first`: the operation that leaves the range first, where that is a sum around the product. `checked`: what the host checks
-    against it.
-    """
-
-    program: Program
-    observed: Observed
-    product: Product
-    shape: Shape
-    variable: Node | None
-    wall: Wall
-    severity: Severity
-    confidence: Confidence
-    flat: bool
-    siblings: int
-    reasons: list[str] = field(default_factory=list)
-    first: Node | None = None
-    checked: str = ""
-
-    @property
-    def origin(self) -> Origin:
-        if self.variable is None:
-            return Origin.SCALAR
-        return self.variable.var.origin if self.variable.var is not None else Origin.LOAD
-
-    @property
-    def var(self) -> Var | None:
-        return self.variable.var if self.variable is not None else None
-
-    @property
-    def span(self) -> Span:
-        return (self.first or self.product.node).span or self.observed.sink.span
-
-    @property
-    def kind(self) -> str:
-        return self.observed.sink.kind
-
-    @property
-    def compared(self) -> bool:
-        return self.observed.context == COMPARED
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A term of a sum that leaves its range, and what it means."""
-
-    mono: Mono
-    coefficient: int
-    shape: Shape
-    main: Node | None
-    siblings: list[Shape]
-    flat: bool
-    severity: Severity
 
 
 class Judge:
@@ -103,6 +47,7 @@ class Judge:
         highs = [node.var.high for node in nodes if node.var is not None and node.var.origin is Origin.ARANGE and node.var.high]
         self.tiles = {part for high in highs for part in walk(high) if part.var is not None}
         self.doubts = Doubts(program, self.ranges, self.growth, max_memory)
+        self.relations = Relations(program, self.ranges, self.tiles, self._usual_reach)
         self.effort = Effort()
         self.unknown: list[tuple[Sink, str]] = []
         self.trusted: set[str] = set()
@@ -147,7 +92,7 @@ class Judge:
                 terms.append((interval[1], mono, poly[mono]))
         if not terms:
             return self._sum_of_counts(observed)
-        if self._masked_off(observed, True):
+        if self._masked_off(observed, True) or self.relations.keep(observed):
             return None
         weighed = [
             weight
@@ -269,18 +214,16 @@ class Judge:
         if candidate.confidence is Confidence.HIGH and doubt:
             candidate.confidence = Confidence.MEDIUM
             candidate.reasons.append(doubt)
-        self._launched(candidate)
         if severity is Severity.ERROR and candidate.confidence is Confidence.LOW:
             candidate.severity = Severity.WARNING
+        self._launched(candidate)
         if wall.tensor_bytes is not None and wall.tensor_bytes > self.max_memory:
             candidate.severity = Severity.NOTE
         return candidate
 
     def _launched(self, found: Candidate) -> None:
         """What the launches of the kernel say against a finding."""
-        check = self.program.checked.get(found.observed.sink.pointer)
-        if check is not None and not found.compared and found.severity is not Severity.NOTE:
-            found.severity, found.checked = Severity.NOTE, check
+        found.trust()
         doubt = self.doubts.launched(found.product.index, found.product.factors, found.observed.sink.pointer)
         if doubt and found.confidence is Confidence.HIGH:
             found.confidence = Confidence.MEDIUM
@@ -394,4 +337,4 @@ class Judge:
         return rows
 
 
-__all__ = ["COMPARED", "DIRECT", "Candidate", "Judge"]
+__all__ = ["COMPARED", "DIRECT", "Judge"]

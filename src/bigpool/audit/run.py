@@ -24,7 +24,8 @@ class Options:
 
     `overlay` replaces the text of files (by path), to audit an edit before it is written. `fail_on`: findings of less confidence
     are reported and do not count for the exit status; None: none counts. Of launches: `cache` is a folder for what was compiled,
-    `variants` asks as well what index tensors of int32 would do where int64 was passed, `progress` hears of each specialisation.
+    `variants` asks as well what index tensors of int32 would do where int64 was passed. `progress(done, total)` hears of each
+    kernel or specialisation, and before that of each file that is read, with a total of 0. (0, 0) is the end.
     """
 
     assumptions: tuple[str, ...] = ()
@@ -110,6 +111,8 @@ class _Audit:
                 self.report.skipped_files.append((shown, str(reason)))
                 continue
             self.report.files += 1
+            if self.options.progress is not None:
+                self.options.progress(self.report.files, 0)
             if module is None:
                 self.library.know(file)
             else:
@@ -278,4 +281,6 @@ def audit(paths: Iterable[Path], options: Options | None = None) -> Report:
     job = _Audit(options or Options())
     modules = job.read(paths)
     job.audit(modules)
+    if job.options.progress is not None:
+        job.options.progress(0, 0)
     return job.finish()

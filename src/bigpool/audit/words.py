@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .candidate import Candidate
 from .expr import Origin
 from .finding import Confidence, Finding, Fix, Label, Severity, Span, Wall
-from .judge import Candidate
 from .rules import rule_for
 
 MAX_CALLS = 3
@@ -24,6 +24,8 @@ def finding(found: Candidate) -> Finding:
         message = f"32-bit {noun} may not fit"
     elif found.checked:
         message = f"32-bit {noun}; checked on the host"
+    elif found.assumed:
+        message = f"32-bit {noun}; its tensor is assumed to be small enough"
     elif found.severity is Severity.NOTE:
         message = f"32-bit {noun}; out of reach"
     else:
@@ -81,6 +83,8 @@ def _notes(found: Candidate, result: Finding) -> None:
         result.notes.append(f"with {gate} = {value}")
     if found.checked:
         result.notes.append(f"trusted: the host checks before the launch that {found.checked}")
+    elif found.assumed:
+        result.notes.append(f"assumed: {found.assumed}")
     elif found.severity is Severity.NOTE and not found.compared:
         result.notes.append("needs a tensor beyond --max-memory: the index is scaled again after it is widened")
 

@@ -177,14 +177,36 @@ def _show(report: Report, style: str, notes: bool) -> None:
         click.echo(line)
 
 
-def _progress(launched: bool) -> Any:
-    """Kernels are read in milliseconds; a specialisation is compiled, which takes half a second."""
+class _Progress:
+    """One line on a terminal. Kernels are read in milliseconds; a specialisation is compiled, which takes half a second."""
+
+    def __init__(self, launched: bool) -> None:
+        self.least, self.step, self.what = (LAUNCHES_FROM, 1, "specialisations") if launched else (PROGRESS_FROM, 50, "kernels")
+        self.open = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """`total` is 0 while files are read: nobody knows how many there are. (0, 0) is the end."""
+        if total == 0 and done and done % PROGRESS_FROM == 0:
+            self._show(f"{done:,} files read")
+        elif total >= self.least and (done % self.step == 0 or done == total):
+            self._show(f"{done:,} of {total:,} {self.what}")
+        if total == done:
+            self.end()
+
+    def _show(self, text: str) -> None:
+        click.echo(f"\r{text:<40}", nl=False, err=True)
+        self.open = True
+
+    def end(self) -> None:
+        """What follows, a report or an error, starts on a line of its own."""
+        if self.open:
+            click.echo("", err=True)
+        self.open = False
+
+
+def _progress(launched: bool) -> _Progress | None:
     if not sys.stderr.isatty():
         return None
-    least, step, what = (LAUNCHES_FROM, 1, "specialisations") if launched else (PROGRESS_FROM, 50, "kernels")
-
-    def show(done: int, total: int) -> None:
-        if total >= least and (done % step == 0 or done == total):
-            click.echo(f"\r{done:,} of {total:,} {what}{'' if done < total else chr(10)}", nl=False, err=True)
-
-    return show
+    progress = _Progress(launched)
+    click.get_current_context().call_on_close(progress.end)
+    return progress

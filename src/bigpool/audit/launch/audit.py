@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import assume, comments, words
+from ..candidate import Candidate
 from ..finding import Confidence, Finding, Label, Severity, Span, Wall
 from ..growth import OFFSET_SCALE
-from ..judge import Candidate
 from ..run import Options, Report
 from .cache import cached_ttir
 from .capture import Argument, Launch

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
+from ..candidate import Candidate
 from ..expr import INT32_MAX, MAX_COUNT, RING, Node, Origin, Program, Sink, Var, walk
 from ..finding import Confidence, Severity, Wall
 from ..growth import OFFSET_SCALE
-from ..judge import DEFAULT_MAX_MEMORY, Candidate, Judge
+from ..judge import DEFAULT_MAX_MEMORY, Judge
 from ..ranges import Interval, Ranges
 from ..slices import COMPARED, MAX_OBSERVED, SCALED, Observed, Slice, followed
 from ..walls import Product, describe, product
@@ -249,7 +250,9 @@ def _candidate(
         severity = Severity.WARNING
     if solved is not None and observed.context != COMPARED and severity is not Severity.NOTE:
         confidence = max(confidence, Confidence.MEDIUM)
-    return replace(candidate, severity=severity, confidence=confidence)
+    judged = replace(candidate, severity=severity, confidence=confidence)
+    judged.trust()
+    return judged
 
 
 def _wall(observed: Observed, found: Product, solved: tuple[Node, int] | None, like: Ranges) -> Wall:

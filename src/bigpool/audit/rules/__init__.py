@@ -8,7 +8,7 @@ from . import bp101, bp102, bp103, bp104, bp105, bp106, bp107, bp108, bp109, bp1
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 _ORDER = (bp109, bp111, bp108, bp110, bp107, bp106, bp104, bp101, bp102, bp112, bp105, bp103, bp190, bp191)
 RULES: dict[str, Rule] = {module.RULE.id: module.RULE for module in sorted(_ORDER, key=lambda module: module.RULE.id)}

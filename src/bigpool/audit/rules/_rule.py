@@ -11,7 +11,7 @@ from ..expr import Node, Origin
 from ..poly import strip
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True)

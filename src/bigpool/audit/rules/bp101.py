@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import EXPERT, TABLE, Rule, by, names
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A page id, slot or state index is loaded from a table of int32 and multiplied by a stride. Triton evaluates the product

@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import EXPERT, TOKEN, Rule, by, names
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A token or row number is loaded from an index tensor (`cu_seqlens`, `sorted_token_ids`, `src2dst`, ...) as int32 and

@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import Rule, by
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 `tl.program_id` is an int32, and so is a loop variable over int32 bounds. Times a row stride (with or without a tile and

@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import EXPERT, Rule, by, names
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 The weights of one expert have 2^22 to 2^26 elements, so an int32 expert id wraps at expert 512 down to 32. The id is

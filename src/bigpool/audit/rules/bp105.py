@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import Rule, chain
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A linear index is built by a chain of products, `((b * NT + t) * H + h) * K * V`, into scratch or state. Each factor is

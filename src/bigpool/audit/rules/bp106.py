@@ -9,7 +9,7 @@ from ..growth import OFFSET_SCALE
 from ._rule import Rule, chain
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 `tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)` runs over all elements of a tensor. It wraps at 2^31 elements. Then the

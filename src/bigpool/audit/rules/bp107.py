@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 `(a * b).to(tl.int64)` widens a product that has already wrapped. A fix that mentions int64 is not yet a fix: the order

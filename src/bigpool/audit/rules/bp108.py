@@ -8,7 +8,7 @@ from ..poly import Expander
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A 64-bit index is cut to 32 bits, `x.to(tl.int32)`, before it becomes an address: the cast undoes the width that the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A product of 32 bits decides a mask or the bounds of a loop. When it wraps, no address goes astray: the mask is false,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 The offset counts bytes, not elements: AMD buffer operations take a 32-bit byte offset, and a cache that is addressed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ._rule import Rule
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 A constexpr chooses between a 32-bit and a 64-bit path, and the path that is meant to be wide still multiplies in 32

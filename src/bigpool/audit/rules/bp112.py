@@ -8,7 +8,7 @@ from ..expr import Origin
 from ._rule import Rule, by
 
 if TYPE_CHECKING:
-    from ..judge import Candidate
+    from ..candidate import Candidate
 
 TEXT = """
 An index is loaded from a tensor whose element type the kernel does not fix, and multiplied by a stride. The same text

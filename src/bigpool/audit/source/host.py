@@ -21,12 +21,20 @@ LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """The programs of an axis: the product of some parameters, or tiles of it that are as long as another one says."""
+
+    sizes: tuple[str, ...]
+    tile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """`bounds`: the largest value of a parameter. `grid`: the most programs of an axis, None where that is not known.
 
     `tensors`: parameters whose tensor is checked to have at most 2^31 elements, with the check. `pieces`: parameters that count
     tiles, or are the stride of a buffer with one entry for each tile. `inner`: tensors whose sizes are the outer sizes of another
-    one that is passed, and that one.
+    one that is passed, and that one. `extents`: axes of the grid by parameters. `products`: parameters whose product is checked.
     """
 
     bounds: dict[str, int] = field(default_factory=dict)
@@ -34,6 +42,8 @@ class Host:
     tensors: dict[str, str] = field(default_factory=dict)
     pieces: frozenset[str] = frozenset()
     inner: dict[str, str] = field(default_factory=dict)
+    extents: dict[int, Extent] = field(default_factory=dict)
+    products: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def programs(self, axis: int) -> int | None:
         return self.grid[axis] if axis < len(self.grid) else None
@@ -100,7 +110,13 @@ class Hosts:
         assert isinstance(call.func, ast.Subscript)
         grid = tuple(launcher.bound(node, known) for node in launcher.grid(call.func.slice))
         pieces = frozenset(name for name, node in arguments.items() if launcher.counts_tiles(node))
-        return Host(bounds, grid, tensors, pieces, dict(_inner(launcher, arguments)))
+        passed = _passed(launcher, arguments, launcher.resolved(call.func.slice))
+        extents = {
+            axis: extent
+            for axis, node in enumerate(launcher.grid(call.func.slice))
+            if (extent := _extent(launcher, node, passed)) is not None
+        }
+        return Host(bounds, grid, tensors, pieces, dict(_inner(launcher, arguments)), extents, _products(known, passed))
 
 
 def _arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
@@ -110,6 +126,51 @@ def _arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.expr]
         return None
     passed = dict(zip(parameters, call.args, strict=False))
     return passed | {key.arg: key.value for key in call.keywords if key.arg is not None}
+
+
+def _passed(launcher: Launcher, arguments: dict[str, ast.expr], grid: ast.expr) -> dict[str, str]:
+    """Parameters by what is passed for them, in the launcher's words; a constant that several get says nothing."""
+    texts = {name: launcher.text(node) for name, node in arguments.items()}
+    alone = [text for text in texts.values() if not text.isdigit() or list(texts.values()).count(text) == 1]
+    passed = {text: name for name, text in reversed(texts.items()) if text in alone}
+    if not isinstance(grid, ast.Lambda) or len(grid.args.args) != 1:
+        return passed
+    return passed | {f"{grid.args.args[0].arg}['{name}']": name for name in texts}
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), *_factors(node.right)]
+    return [node]
+
+
+def _extent(launcher: Launcher, node: ast.expr, passed: dict[str, str]) -> Extent | None:
+    """The programs of an axis by the parameters of the kernel; None if other things decide."""
+    node, tile = launcher.resolved(node), ""
+    if isinstance(node, ast.Call) and len(node.args) == 2 and launcher.counts_tiles(node):
+        tile = passed.get(launcher.text(node.args[1]), "")
+        if not tile:
+            return None
+        node = launcher.resolved(node.args[0])
+    whole = passed.get(launcher.text(node))
+    names = [whole] if whole else [passed.get(launcher.text(part), "") for part in _factors(node)]
+    return Extent(tuple(names), tile) if all(names) else None
+
+
+def _products(known: dict[str, int], passed: dict[str, str]) -> dict[tuple[str, ...], int]:
+    """What is checked of products of arguments."""
+    found = {}
+    for text, most in known.items():
+        if " * " not in text:
+            continue
+        try:
+            names = [passed.get(ast.unparse(part), "") for part in _factors(ast.parse(text, mode="eval").body)]
+        except (SyntaxError, ValueError):
+            # An operation that such a text has no sign for.
+            continue
+        if len(names) > 1 and all(names):
+            found[tuple(sorted(names))] = most
+    return found
 
 
 def _inner(launcher: Launcher, arguments: dict[str, ast.expr]) -> Iterator[tuple[str, str]]:
@@ -128,7 +189,16 @@ def _agreed(hosts: list[Host]) -> Host:
     grid = tuple(None if None in sizes else max(size for size in sizes if size is not None) for sizes in axes)
     tensors = {name: hosts[0].tensors[name] for name in _common(host.tensors for host in hosts)}
     inner = {name: hosts[0].inner[name] for name in _common(host.inner for host in hosts)}
-    return Host(bounds, grid, tensors, frozenset(_common(host.pieces for host in hosts)), inner)
+    pieces = frozenset(_common(host.pieces for host in hosts))
+    extents = {
+        axis: extent for axis, extent in hosts[0].extents.items() if all(host.extents.get(axis) == extent for host in hosts)
+    }
+    products = {
+        names: max(host.products[names] for host in hosts)
+        for names in hosts[0].products
+        if all(names in h.products for h in hosts)
+    }
+    return Host(bounds, grid, tensors, pieces, inner, extents, products)
 
 
 def _common(names: Iterable[Iterable[str]]) -> Iterator[str]:

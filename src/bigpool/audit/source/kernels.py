@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterator
 from itertools import product
 
-from ..expr import Program
+from ..expr import Node, Program, const
 from .frame import Budget, Facts, Frame, State
+from .host import Host
 from .modules import Library, Module
 from .statements import parameters, run
+from .values import Pointer
 
 MAX_GATES = 3
 WIDE = ("int64", "uint64", "i64")
@@ -30,6 +32,7 @@ def programs(
         try:
             frame = Frame(state, module, function, {})
             parameters(frame)
+            _relate(frame, facts.host)
             run(frame, function.body)
         except Budget as reason:
             program.skipped = str(reason)
@@ -39,6 +42,24 @@ def programs(
             program.skipped = "none of its loads and stores was recognised"
         inlined |= state.inlined
         yield program
+
+
+def _relate(frame: Frame, host: Host) -> None:
+    """What the launches say of sizes and the grid, on the parameters as they are passed."""
+    nodes: dict[str, Node] = {}
+    for name, value in frame.names.items():
+        node = value.var if isinstance(value, Pointer) else value
+        if isinstance(node, Node):
+            nodes[name] = node
+    program = frame.state.program
+    program.products = list(host.products.items())
+    for axis, extent in host.extents.items():
+        if nodes.keys() >= {*extent.sizes, *([extent.tile] if extent.tile else [])}:
+            whole = nodes[extent.sizes[0]]
+            for name in extent.sizes[1:]:
+                whole = Node("mul", (whole, nodes[name]), 0)
+            last = Node("sub", (whole, const(1)), 0)
+            program.extents[axis] = Node("floordiv", (last, nodes[extent.tile]), 0) if extent.tile else last
 
 
 def _gates(module: Module, function: ast.FunctionDef) -> tuple[dict[str, list[ast.AST]], dict[str, bool]]:

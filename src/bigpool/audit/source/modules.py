@@ -62,7 +62,11 @@ def python_files(paths: list[Path], skipped: list[tuple[str, str]]) -> Iterator[
                 seen.add(path.resolve())
                 yield path
         elif path.is_dir():
+            known = len(skipped)
             yield from _walk(path, seen, skipped)
+            inside = any(file.suffix == ".py" and path.resolve() in file.parents for file in seen)
+            if not inside and len(skipped) == known:
+                skipped.append((str(path), "no Python file in it"))
         else:
             skipped.append((str(path), "no such file or directory"))
 

@@ -93,8 +93,13 @@ def assign(frame: Frame, target: ast.expr, value: Value) -> None:
         frame.names[target.id] = name_value(value, target.id)
     elif isinstance(target, (ast.Tuple, ast.List)):
         items = value.items if isinstance(value, Tuple) else ()
+        unread = isinstance(value, Pointer) and not value.decided and not value.terms
         for place, part in enumerate(target.elts):
-            if isinstance(part, ast.Starred):
+            if unread and isinstance(part, ast.Name):
+                # A parameter that is a tuple.
+                span = frame.span(part)
+                assign(frame, part, Pointer(part.id, (), decided=False, var=argument(part.id, span)))
+            elif isinstance(part, ast.Starred):
                 assign(frame, part.value, Tuple(items[place:]))
             else:
                 rest = value if isinstance(value, (Opaque, Float)) else Opaque("part of what is no tuple")
