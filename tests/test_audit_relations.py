@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from audit_texts import audited
 from bigpool.audit import Severity
@@ -34,6 +37,14 @@ def test_a_stated_product_bounds_a_masked_index(tmp_path: Path, offset: str) -> 
 @pytest.mark.parametrize("bound", ["N * H < 2**31", "N * H * W < 2**33", "H * W < 2**20"])
 def test_a_product_that_says_too_little(tmp_path: Path, bound: str) -> None:
     assert audited(tmp_path, VOLUME.format(mask=ALL, offset=OFFSETS[1]), bound).faults
+
+
+def test_a_bound_without_a_value_says_so(tmp_path: Path) -> None:
+    text = VOLUME.format(mask=ALL, offset=OFFSETS[1])
+    report = audited(tmp_path, text, "N < rows")
+    assert report.faults
+    assert list(report.assumed) == ["N < rows (bounds nothing: rows has no value; --at)"]
+    assert list(audited(tmp_path, text, "N < rows", at=("rows=8",)).assumed) == ["N < rows"]
 
 
 @pytest.mark.parametrize("mask", ["(i < N) & (k < W)", "(j < H) & (k < W)", "(i < N) | (j < H) | (k < W)"])
@@ -158,3 +169,53 @@ def test_a_parameter_that_is_a_tuple(tmp_path: Path) -> None:
     (fault,) = audited(tmp_path, text.format(cast="")).faults
     assert fault.rule == "BP103"
     assert audited(tmp_path, text.format(cast=".to(tl.int64)")).findings == []
+
+
+TERMS = ("H * W", "W", "H", "N", "N * W", "N * H", "1")
+# A count by itself is taken to stay below 2^31 with what is added to it.
+MOST_PROGRAMS = (2**30, 65_535, 65_535)
+
+
+def largest(terms: tuple[str, str], masked: tuple[bool, bool, bool], product: int) -> int:
+    """The largest value of any part of `i * terms[0] + j * terms[1] + k` for sizes with a product below `product`, by trial."""
+    most = 0
+    for first, second in itertools.product(range(product.bit_length()), repeat=2):
+        if first + second >= product.bit_length():
+            continue
+        left, right = 1 << first, 1 << second
+        for order in set(itertools.permutations((left, right, (product - 1) // (left * right)))):
+            sizes = dict(zip("NHW", order, strict=True))
+            if not all(1 <= size < 2**31 for size in order):
+                continue
+            # A block of 64: the kernel's own is a constexpr.
+            ends = [end if axis < 2 else end * 64 + 63 for axis, end in enumerate(MOST_PROGRAMS)]
+            i, j, k = (min(size - 1, end) if mask else end for size, end, mask in zip(order, ends, masked, strict=True))
+            values = [eval(term, {}, sizes) for term in terms]
+            most = max(most, i * values[0] + j * values[1] + k, *values)
+    return most
+
+
+@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.tuples(st.sampled_from(TERMS), st.sampled_from(TERMS)),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.integers(20, 34),
+)
+def test_what_a_stated_product_silences_cannot_wrap(
+    tmp_path_factory: pytest.TempPathFactory, terms: tuple[str, str], masked: tuple[bool, bool, bool], bits: int
+) -> None:
+    parts = [part for part, is_masked in zip(("(i < N)", "(j < H)", "(k < W)"), masked, strict=True) if is_masked]
+    text = VOLUME.format(mask=" & ".join(parts) or "None", offset=f"(i * ({terms[0]}) + j * ({terms[1]}) + k)")
+    report = audited(tmp_path_factory.mktemp("volume"), text, f"N * H * W < 2**{bits}")
+    if not report.faults:
+        assert largest(terms, masked, 2**bits) < 2**31
+
+
+def test_the_trial_sees_what_wraps_and_silence_happens(tmp_path: Path) -> None:
+    """The test above is about something: a right bound is silent, and the trial finds a value past 2^31."""
+    assert largest(("H * W", "W"), (True, True, True), 2**31) == 2**31 - 1
+    assert largest(("H * W", "W"), (True, True, True), 2**32) >= 2**31
+    assert largest(("N * W", "W"), (True, True, True), 2**31) >= 2**31
+    assert largest(("H * W", "W"), (False, True, True), 2**31) >= 2**31
+    text = VOLUME.format(mask=ALL, offset="(i * (H * W) + j * (W) + k)")
+    assert audited(tmp_path, text, "N * H * W < 2**30").faults == []

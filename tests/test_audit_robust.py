@@ -24,7 +24,8 @@ GOOD = HEADER + "@triton.jit\ndef f(x_ptr, stride):\n    tl.store(x_ptr + tl.pro
     ("data", "reason"),
     [
         (b"import triton.jit\ndef f(:\n", "does not parse as Python in line 2: invalid syntax"),
-        (b"import triton.jit\n\x00\n", "does not parse as Python"),
+        (b"import triton.jit\n\x00\n", "holds NUL bytes: UTF-16, or no text"),
+        (GOOD.encode("utf-16"), "holds NUL bytes: UTF-16, or no text"),
         (b"# coding: no-such-encoding\nimport triton.jit\n", "does not parse as Python: unknown encoding"),
         (b"import triton.jit\ns = '\xff\xfe'\n", "does not parse as Python"),
         (b"import triton.jit\nx = " + b"(" * 5000 + b")" * 5000, ""),
@@ -56,6 +57,7 @@ def test_a_loop_of_symbolic_links(tmp_path: Path) -> None:
     (tmp_path / "nowhere.py").symlink_to(tmp_path / "missing.py")
     report = audit([tmp_path])
     assert (report.files, len(report.faults)) == (1, 1)
+    assert report.skipped_files == [(str(tmp_path / "nowhere.py"), "is no file, or a link to none")]
 
 
 def test_a_path_that_does_not_exist(tmp_path: Path) -> None:

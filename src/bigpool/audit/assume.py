@@ -44,6 +44,12 @@ class Assumption:
     def text(self) -> str:
         return f"{self.name} {self.sign} {self.bound}"
 
+    @property
+    def shown(self) -> str:
+        """For a report: with the reason, and with what is missing for it to mean anything."""
+        lacks = "" if self.sign == ":" or self.maximum() is not None else f" (bounds nothing: {self.bound} has no value; --at)"
+        return self.text + (f" ({self.reason})" if self.reason else "") + lacks
+
     def maximum(self) -> int | None:
         if self.sign == ":":
             return None

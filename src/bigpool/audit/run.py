@@ -201,7 +201,7 @@ class _Audit:
             self._unused(steering)
         for assumption in self._all_stated():
             if assumption.used:
-                report.assumed[assumption.text + (f" ({assumption.reason})" if assumption.reason else "")] = assumption.used
+                report.assumed[assumption.shown] = assumption.used
         report.findings.sort(key=lambda finding: finding.order)
         return report
 

@@ -205,7 +205,7 @@ class _Audit:
         report.findings.sort(key=lambda finding: finding.order)
         for item in [*self.stated, *(item for steering in self.steering.values() for item in steering.assumptions)]:
             if item.used:
-                report.assumed[item.text + (f" ({item.reason})" if item.reason else "")] = item.used
+                report.assumed[item.shown] = item.used
         report.files = len(self.steering)
         return report
 

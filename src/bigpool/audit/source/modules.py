@@ -89,7 +89,9 @@ def _walk(root: Path, seen: set[Path], skipped: list[tuple[str, str]]) -> Iterat
                 if entry.is_dir():
                     if not entry.name.startswith(".") and entry.name != "__pycache__":
                         stack.append(entry)
-                elif entry.suffix == ".py" and entry.is_file() and entry.resolve() not in seen:
+                elif entry.suffix == ".py" and not entry.is_file():
+                    skipped.append((str(entry), "is no file, or a link to none"))
+                elif entry.suffix == ".py" and entry.resolve() not in seen:
                     seen.add(entry.resolve())
                     yield entry
             except (OSError, RuntimeError) as error:
@@ -108,6 +110,8 @@ def load(file: Path, shown: str, mention: re.Pattern[bytes] = MENTION) -> Module
         data = file.read_bytes()
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
+    if b"\0" in data:
+        raise Unreadable("holds NUL bytes: UTF-16, or no text")
     if not mention.search(data):
         return None
     return parse(data, file, shown)
