@@ -37,7 +37,7 @@ from bigpool.kernels.prefill_sm90 import (
 from bigpool.ops._prefill_sm90 import prefill_shape_sm90
 from bigpool.ops._tma import tma_descriptor
 from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
-from bigpool.reference_prefill import LOG2_E
+from bigpool.reference_logits import LOG2_E
 from bigpool.tuning import pick_tiles_per_page
 
 

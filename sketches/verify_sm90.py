@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from bigpool.kernels.verify import verify_merge_kernel
 from bigpool.ops.verify import verify_attention
-from bigpool.reference import LOG2_E
+from bigpool.reference_logits import LOG2_E
 
 
 @gluon.jit

@@ -1,6 +1,11 @@
 """Without a GPU the kernels run through Triton's interpreter, which has to be asked for before triton is imported."""
 
 import os
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell has its background jobs ignore interrupts, and the commands that tests interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Workers share the cores: threads of torch that wait for each other on busy ones cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -61,11 +61,20 @@ def test_rows_have_the_bits_of_the_op_that_has_their_length():
     assert not same_bits(out[40:], prefilled[40:]), "the two ops cannot be told apart"
 
 
+def test_out_may_be_q():
+    """The rows of short requests are read after those of long ones were written."""
+    call = make([600, 700, 50], [40, 3, 1], heads=(4, 1), device=DEVICE)
+    expected, _ = run(call)
+    got, _ = run(call, out=call["q"])
+    assert got.data_ptr() == call["q"].data_ptr()
+    assert same_bits(got, expected)
+
+
 def test_no_key_of_a_short_request_is_prefilled(monkeypatch):
     seen = []
     monkeypatch.setattr(_prefill_launch, "run", lambda call, kernels: seen.append(call))
     run(make([600, 700, 50], [17, 16, 1], device=DEVICE))
-    assert [call.seq_lens.tolist() for call in seen] == [[600, 0, 0]]
+    assert [call.seq_lens.tolist() for call in seen] == [[600, -1, -1]]
 
 
 def test_short_requests_alone_are_verify_attention():

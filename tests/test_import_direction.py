@@ -18,7 +18,7 @@ MAX_LINES = 400
 # `bigpool` is the package's own __init__, which only hands out names.
 BASE = {"errors", "layout"}
 PURE = BASE | {"tuning", "tuning_sm90", "tuning_tables", "cost"}
-TENSORS = PURE | {"_check", "_device", "formats", "workspace", "reference"}
+TENSORS = PURE | {"_check", "_device", "formats", "workspace", "reference", "reference_logits"}
 CACHE = TENSORS | {"cache", "reference_cache", "reference_merge", "reference_prefill", "reference_prefill_keys"}
 OPS = CACHE | {"kernels", "ops"}
 PROOF = OPS | {"pools", "bigpool", "proof"}
@@ -33,11 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_device": PURE,
     "workspace": PURE | {"_check", "_device"},
     "formats": BASE | {"formats"},
-    "reference": BASE | {"tuning", "_check", "formats"},
+    "reference_logits": set(),
+    "reference": BASE | {"tuning", "_check", "formats", "reference_logits"},
     "cache": BASE | {"_check", "formats"},
     "reference_cache": BASE | {"formats", "cache"},
     "reference_merge": BASE,
-    "reference_prefill": BASE | {"tuning", "formats", "reference_prefill_keys"},
+    "reference_prefill": BASE | {"tuning", "formats", "reference_logits", "reference_prefill_keys"},
     "reference_prefill_keys": BASE | {"formats"},
     "kernels": {"kernels"},
     "ops": OPS,

@@ -9,6 +9,7 @@ import torch
 from bigpool.ops import _prefill_launch
 from bigpool.ops._prefill_plan import KeyPasses, PrefillConfig
 from bigpool.ops.prefill import PrefillWorkspace, prefill_attention
+from bigpool.ops.verify import verify_attention
 from prefill_inputs import check, errors_of, make, outlier_call, run, same_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -146,6 +147,15 @@ def test_int8_against_the_unrounded_truth(kind):
     for wrong in (torch.zeros_like(out), out.roll(1, 0), out * 1.05):
         relative, angle = errors_of(call, wrong)
         assert not (relative <= most_relative and angle <= most_angle)
+
+
+@pytest.mark.parametrize("op", [prefill_attention, verify_attention], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("cap", [1e3, 1e5, 1e8])
+def test_a_large_soft_cap_changes_nothing(op, cap):
+    """c tanh(s / c) is s for a large c; a quotient of exponentials loses all digits there."""
+    call = make([200, 40], [9, 1], dtype=torch.float32, device=DEVICE)
+    bare, capped = (op(**call, backend="triton", **options) for options in ({}, {"softcap": cap}))
+    assert (capped - bare).abs().max() <= 1e-5 * bare.abs().max() + 1 / cap
 
 
 def test_without_the_mean_an_offset_would_ruin_int8(monkeypatch):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+import bigpool
 from bigpool import KeyCodes, PrefillWorkspace
 from bigpool.errors import ArgumentError, WorkspaceError
 from bigpool.kernels import prefill as kernels_of_prefill
@@ -260,6 +261,17 @@ def test_operator_passes_opcheck(kept):
     arguments[-2:] = None, None, torch.zeros(4), True, 0 if kept else 40, 3, 3.0
     report = torch.library.opcheck(torch.ops.bigpool.prefill_attention, tuple(arguments))
     assert set(report.values()) == {"SUCCESS"}, report
+
+
+@pytest.mark.parametrize("op", [prefill_attention, bigpool.attention, bigpool.verify_attention], ids=lambda op: op.__name__)
+def test_torch_compile_with_other_lengths(op):
+    """max_seqlen_q is an integer of the call: from the second one on a graph takes all."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda call, longest: op(**call | {"max_seqlen_q": longest}), fullgraph=True, backend="aot_eager")
+    for length in range(6, 18):
+        call = make([60], [length])
+        longest = call.pop("max_seqlen_q")
+        assert torch.equal(compiled(call, longest), op(**call, max_seqlen_q=longest))
 
 
 def test_outputs_carry_no_gradient():

@@ -155,7 +155,13 @@ def test_a_page_that_was_forgotten_gives_nan_and_not_the_codes_of_its_last_reque
     call["k_cache"].neg_()
     out, _ = run(chunk(call, 200, 300), key_codes=codes)
     assert torch.isfinite(out).all(), "codes of other keys do not show"
-    codes.forget(call["block_table"][0])
+    rows = torch.full((2, 40), -1, dtype=torch.int32, device=DEVICE)
+    rows[0, : call["block_table"].shape[1]] = call["block_table"][0]
+    rows[1, :2] = torch.tensor([len(codes.scales), 2**31 - 1])
+    before = codes.scales.isnan().sum()
+    codes.forget(rows[1])
+    assert codes.scales.isnan().sum() == before, "ids outside the pool are passed over"
+    codes.forget(rows)
     out, _ = run(chunk(call, 200, 300), key_codes=codes)
     assert out.isnan().all()
     with pytest.raises(ArgumentError) as caught:

@@ -40,7 +40,7 @@ def rules(draw):
     optional = {
         "window_size": st.integers(1, 300),
         "num_sink_tokens": st.integers(0, 70),
-        "softcap": st.sampled_from([0.5, 5.0, 50.0]),
+        "softcap": st.sampled_from([0.5, 5.0, 50.0, 1e5]),
         "softmax_scale": st.sampled_from([0.01, 0.3]),
         "sinks": st.just(True),
         "causal": st.just(False),

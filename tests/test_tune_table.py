@@ -212,6 +212,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         (table(entries=[entry(tile=48)]), "entries[0].config.tile: expected one of 16, 32, 64, 128, got 48"),
         (table(entries=[entry(rows=True)]), "entries[0].rows: expected one of 16, 32, 64, 128, 256, got True"),
         (table(entries=[entry(num_warps=True)]), "entries[0].config.num_warps: expected one of 1, 2, 4, 8, 16, got True"),
+        (table(entries=[entry(num_warps=4.0)]), "entries[0].config.num_warps: expected one of 1, 2, 4, 8, 16, got 4.0"),
+        (table(op="prefill_attention"), "op: expected 'verify_attention', got 'prefill_attention'"),
+        (table(refusals=["moved"]), "refusals: expected no entries of a run whose numbers were refused, got ['moved']"),
         (table(entries=[entry(heavy=0)]), "entries[0].heavy: expected one of False, True, got 0"),
         (table(entries=[entry(kv_bytes="int8")]), "entries[0].kv_bytes: expected one of None, 0.5, 1.0, got 'int8'"),
         (table(entries=[entry(), entry()]), "entries[1]: expected a key once, got that of an entry before it"),
@@ -224,6 +227,10 @@ def entry(**changes: Any) -> dict[str, Any]:
 )
 def test_a_malformed_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Any, fault: str) -> None:
     assert fault_of(tmp_path, monkeypatch, data) == f"BIGPOOL_TUNED: {fault}; {REMEDY}"
+
+
+def test_deep_nesting_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fault_of(tmp_path, monkeypatch, "[" * 200_000).startswith("BIGPOOL_TUNED: file: expected JSON, got maximum recursion")
 
 
 def test_all_faults_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,30 @@ def test_checked_mode_passes_a_good_call():
     assert same_bits(verify_attention(**call, check=True), verify_attention(**call))
 
 
+@pytest.mark.parametrize(
+    ("rules", "seen"),
+    [
+        ({"window_size": 16}, [2, 3]),
+        ({"window_size": 16, "causal": False}, [2, 3]),
+        ({"chunk_size": 28}, [3]),
+        ({"window_size": 25, "chunk_size": 20}, [2, 3]),
+        ({"window_size": 16, "num_sink_tokens": 17}, [0, 1, 2, 3]),
+        ({}, [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_checked_mode_asks_for_the_pages_that_tokens_see(rules, seen):
+    """A request of 60 tokens on 4 pages, 4 of them new."""
+    for col in range(4):
+        call = make([60], [4], page_size=16, device=DEVICE, **rules)
+        out = verify_attention(**call)
+        call["block_table"][0, col] = -5
+        if col in seen:
+            assert "got -5 at [0, " in fault(call, check=True)
+        else:
+            assert same_bits(verify_attention(**call, check=True), out)
+
+
 def workspace(**changes):
     sizes = {"max_num_reqs": 4, "max_seqlen_q": 8, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
     return Workspace.for_verify(**sizes | changes, device=DEVICE)

@@ -222,7 +222,8 @@ def test_every_fault_of_a_command_line_is_listed(capsys: pytest.CaptureFixture[s
     [
         (
             ["walls"],
-            "bigpool: COMMAND: expected one of audit, bench, prove, report, rule, sweep, wall, got 'walls'; see bigpool --help",
+            "bigpool: COMMAND: expected one of audit, bench, prove, report, rule, sweep, tune, wall, got 'walls'; "
+            "see bigpool --help",
         ),
         (["--loud"], "bigpool: --loud: expected an option of bigpool, got an unknown one; see bigpool --help"),
         (

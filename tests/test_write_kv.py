@@ -356,3 +356,12 @@ def test_the_proof_sees_a_writer_with_32_bit_page_ids(tmp_path):
 
 def test_they_are_public():
     assert (bigpool.write_kv, bigpool.gather_kv, bigpool.KVCache) == (write_kv, gather_kv, KVCache)
+
+
+def test_gather_of_an_empty_batch():
+    made = cache(KINDS[3], device=DEVICE)
+    none = torch.zeros(0, 3, dtype=torch.int32, device=DEVICE), torch.zeros(0, dtype=torch.int32, device=DEVICE)
+    for gathered in gather_kv(made, *none):
+        assert gathered.shape == (0, made.num_kv_heads, made.head_dim)
+    one = torch.zeros(1, 3, dtype=torch.int32, device=DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    assert gather_kv(made, *one)[0].shape[0] == 0

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import formats
+from .reference_logits import LOG2_E, soft_capped
 from .tuning import MAX_SEQ_LEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
+LN2 = 0.6931471805599453
 # (dims of a step, from the last dim on, rounding sums toward zero): the orders of the baseline. Each costs time, and few
 # keys need them most. NVIDIA's matrix units round toward zero: Fasi, Higham, Mikaitis and Pranesh 2021 (PeerJ CS 7:e330).
 ORDERS = ((4, False, False), (16, True, False))
@@ -196,7 +197,7 @@ def _attend_rounded(
     if k.scales is not None:
         scores = scores * k.scales.T.unsqueeze(1)
     if logits.softcap is not None:
-        scores = logits.softcap * LOG2_E * (1 - 2 / (1 + torch.exp2(scores * (2 / logits.softcap))))
+        scores = soft_capped(scores, logits.softcap)
     if logits.slopes is not None:
         scores = scores + logits.slopes * LOG2_E * distance.float()
     unit, spoiled = torch.ones(()), None

@@ -51,7 +51,8 @@ def gather_rows(
     """Rows as they are stored, dequantised, fp32 [total length, num_kv_heads, head_dim]; NaN where a page is not in the pool."""
     kv_format = formats.of(cache.dtype, scales)
     num_pages, page_size = cache.shape[:2]
-    page_idx, slots = [], []
+    none = torch.zeros(0, dtype=torch.int64, device=cache.device)
+    page_idx, slots = [none], [none]
     for table, length in zip(block_table.long(), seq_lens.tolist(), strict=True):
         position = torch.arange(min(max(length, 0), len(table) * page_size), device=cache.device)
         page_idx.append(table[position // page_size])

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from . import formats
+from .reference_logits import LOG2_E, soft_capped
 from .reference_prefill_keys import EXACT_KEYS, Keys, Values, gather, keep_keys, round_rows, rounded_values, stored_rows
 from .tuning import MAX_SEQ_LEN
 
-LOG2_E, LN2 = 1.4426950408889634, 0.6931471805599453
+LN2 = 0.6931471805599453
 # Scores that are held at a time.
 MAX_SCORES = 1 << 23
 # (dims of a step, from the last dim on, rounding sums toward zero): the orders of the baseline, as in verify attention.
@@ -211,8 +212,7 @@ def _with_codes(block: _Block, exact_scores: Callable[[], torch.Tensor], scale: 
 
 
 def _capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """c tanh(s / c), by exp2."""
-    return scores if softcap is None else softcap * LOG2_E * (1 - 2 / (1 + torch.exp2(scores * (2 / softcap))))
+    return scores if softcap is None else soft_capped(scores, softcap)
 
 
 def _softmax(scores: torch.Tensor, block: _Block) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ from .tuning import (
     verify_smem_bytes,
 )  # fmt: skip
 
-TABLE_SCHEMA, TABLE_VARIABLE = "bigpool-tuned/1", "BIGPOOL_TUNED"
+TABLE_SCHEMA, TABLE_VARIABLE, TUNED_OP = "bigpool-tuned/1", "BIGPOOL_TUNED", "verify_attention"
 SHIPPED_TABLES = Path(__file__).with_name("tuned")
 _CARD: dict[str, type] = {"name": str, "sm": int, "num_sms": int, "smem_bytes": int}
 _KEY: dict[str, tuple[Any, ...]] = {
@@ -44,13 +44,18 @@ def parse_table(text: str, source: str) -> tuple[DeviceProps, Tuned]:
     """(card, what is faster than the rule on it) of a table of `bigpool tune`. Raises ArgumentError, all faults listed."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _table_error(source, f"file: expected JSON, got {error}") from None
     schema = _part(data, "schema")
     if schema != TABLE_SCHEMA:
         raise _table_error(source, f"schema: expected {TABLE_SCHEMA!r}, got {schema!r}")
     given, entries = {name: _part(data.get("card"), name) for name in _CARD}, _part(data, "entries")
     faults = [] if isinstance(entries, list) else [f"entries: expected a list, got {entries!r}"]
+    op, refusals = data.get("op", TUNED_OP), data.get("refusals")
+    if op != TUNED_OP:
+        faults.append(f"op: expected {TUNED_OP!r}, got {op!r}")
+    if refusals and entries:
+        faults.append(f"refusals: expected no entries of a run whose numbers were refused, got {refusals!r}")
     faults += [f"card.{n}: expected {kind.__name__}, got {given[n]!r}" for n, kind in _CARD.items() if type(given[n]) is not kind]
     if faults:
         raise _table_error(source, *faults)
@@ -84,7 +89,7 @@ def _unlike(where: str, given: Any, allowed: Mapping[str, tuple[Any, ...]]) -> l
     return [
         f"{where}.{name}: expected one of {', '.join(map(str, choices))}, got {_part(given, name)!r}"
         for name, choices in allowed.items()
-        if _part(given, name) not in choices or isinstance(_part(given, name), bool) != isinstance(choices[0], bool)
+        if not any(type(_part(given, name)) is type(choice) and _part(given, name) == choice for choice in choices)
     ]
 
 

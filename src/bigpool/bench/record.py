@@ -161,13 +161,3 @@ def load(path: Path, name: str) -> dict[str, Any]:
     if schema != SCHEMA:
         raise ProofError(f"{name}: expected schema {SCHEMA}, got {schema!r} in {path}; make the record anew with --json")
     return dict(data)
-
-
-def save(data: Mapping[str, Any], path: Path) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(data, indent=1) + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

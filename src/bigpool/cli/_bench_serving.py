@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import click
 
 from ..errors import ArgumentError, BackendError
-from ._files import write_whole
 
 OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 IN = click.Path(dir_okay=False, path_type=Path)
@@ -71,14 +69,12 @@ def serving(json_file: Path | None, arms: tuple[Path, ...], command: str, **chos
     from ..bench.progress import listener
     from ..bench.serving.report import report
     from ..bench.serving.runner import bench as run
-    from .bench import _show
+    from .bench import show_and_save
 
     options = _options(arms, command, chosen)
     with listener() as shown:
         data = run(options, shown)
-    if json_file is not None:
-        write_whole(json.dumps(data, indent=1) + "\n", json_file)
-    _show(report(data))
+    show_and_save(report(data), data, json_file)
     return int(data["status"])
 
 

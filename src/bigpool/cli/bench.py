@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 
 from ..errors import ArgumentError
 from ._bench_serving import serving
+from ._files import write_whole
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -144,17 +146,23 @@ def prefill(json_file: Path | None, **chosen: Any) -> int:
 
 def _measure(json_file: Path | None, chosen: dict[str, Any], op: str) -> int:
     options = _options(json_file, chosen, op)
-    from ..bench import record
     from ..bench.progress import listener
     from ..bench.report import report
     from ..bench.runner import bench as run
 
     with listener() as shown:
         data = run(options, shown)
-    if json_file is not None:
-        record.save(data, json_file)
-    _show(report(data))
+    show_and_save(report(data), data, json_file)
     return int(data["status"])
+
+
+def show_and_save(report: Any, data: Mapping[str, Any], file: Path | None) -> None:
+    """Numbers that took long are shown before anything can go wrong with a file, and written though nobody reads on."""
+    try:
+        _show(report)
+    finally:
+        if file is not None:
+            write_whole(json.dumps(data, indent=1) + "\n", file)
 
 
 @bench.command()

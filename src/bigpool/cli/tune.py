@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import click
 
 from ..errors import ArgumentError
-from ._files import write_whole
 
 OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 WHERE = "bigpool tune verify"
@@ -76,13 +74,11 @@ def verify(out_file: Path | None, **chosen: Any) -> int:
     options = _options(out_file, chosen)
     from ..bench.progress import listener
     from ..bench.tune import runner, table
-    from .bench import _show
+    from .bench import show_and_save
 
     with listener() as shown:
         data = runner.tune(options, shown)
-    if out_file is not None:
-        write_whole(json.dumps(data, indent=1) + "\n", out_file)
-    _show(table.report(data))
+    show_and_save(table.report(data), data, out_file)
     return int(data["status"])
 
 

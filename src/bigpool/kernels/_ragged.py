@@ -39,11 +39,11 @@ def first_value_tile(first_row, req, CFG: tl.constexpr):
 
 @triton.jit
 def request_lengths(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len):
-    """(first query token, q_len, seq_len) of a request."""
+    """(first query token, q_len, seq_len) of a request. One whose length is negative counts as without query tokens."""
     q_start = tl.load(cu_seqlens_q_ptr + req)
-    q_len = tl.load(cu_seqlens_q_ptr + req + 1) - q_start
-    seq_len = tl.maximum(tl.minimum(tl.load(seq_lens_ptr + req), max_seq_len), 0)
-    return q_start, q_len, seq_len
+    seq_len = tl.load(seq_lens_ptr + req)
+    q_len = tl.where(seq_len < 0, 0, tl.load(cu_seqlens_q_ptr + req + 1) - q_start)
+    return q_start, q_len, tl.maximum(tl.minimum(seq_len, max_seq_len), 0)
 
 
 @triton.jit

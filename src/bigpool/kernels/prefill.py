@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ._formats import decode, decode_parts, decode_unit, encode_fp8
+from ._logits import LN2, LOG2_E, soft_capped
 from ._masks import tile_bounds, tile_of, tiles_before, visible_keys
 from ._paging import load_rows, locate_tile, page_slot_ptrs
 from ._ragged import first_scratch_row, first_value_tile, request_lengths, tile_of_visit
@@ -27,8 +28,6 @@ __all__ = [
     "prefill_quantise_values_kernel", "prefill_sum_keys_kernel",
 ]  # fmt: skip
 
-LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(1.4426950408889634)
 # bigpool.formats.MIN_SCALE
 MIN_SCALE = tl.constexpr(2.0**-100)
 # What weights are multiplied with before they become fp8, whose largest number is 448.
@@ -264,8 +263,7 @@ def prefill_attention_kernel(
                 k = decode_parts(load_rows(k_ptrs, mask_row, WIDTH, WIDTH_PAD), k_scale, KV_FORMAT, q_first.dtype, CONVERT)
                 s = _exact_scores(q, k, k_scale, scale_log2, CFG)
             if CFG.spec.softcap != 0.0:
-                # c tanh(s / c), by exp2.
-                s = (CFG.spec.softcap * LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 / CFG.spec.softcap))))
+                s = soft_capped(s, CFG.spec.softcap)
             visible = mask_key[None, :]
             # A lane without a key has no weight. A key whose page is not in the pool makes the rows that see it NaN; its
             # scale in scratch already does.

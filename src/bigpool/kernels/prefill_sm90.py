@@ -11,9 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from ._logits import LN2, LOG2_E, SMALL
 from ._prefill_feed_sm90 import produce
 from .cache import MIN_SCALE, ROUND
-from .prefill import LN2, LOG2_E
 
 LOWEST = gl.constexpr(-1e30)
 
@@ -69,6 +69,14 @@ def _clean(v_tile, seen, poison, bad_smem, bar, phase, CFG: gl.constexpr, KEY: g
 
 
 @gluon.jit
+def _tanh_of(y, twice):
+    """`tanh_of` of _logits.py."""
+    z = y * y
+    series = y + y * z * (-1.0 / 3 + z * (2.0 / 15 + z * (-17.0 / 315)))
+    return gl.where(gl.abs(y) < SMALL, series, 1.0 - 2.0 / (1.0 + twice))
+
+
+@gluon.jit
 def _weights(s, m, l, scale, row_shift, k_scale_smem, tile, edge, q_pos, seq_len, CFG: gl.constexpr, S_L: gl.constexpr):
     """(p, alpha, m, l) after one more tile of raw scores; l stays spread over the four threads of a row."""
     KEY: gl.constexpr = gl.SliceLayout(0, S_L)
@@ -78,7 +86,7 @@ def _weights(s, m, l, scale, row_shift, k_scale_smem, tile, edge, q_pos, seq_len
         s = s * (scale * (2.0 / CFG.softcap))[:, None]
         if CFG.int8:
             s += (row_shift * (2.0 / CFG.softcap))[:, None]
-        s = (CFG.softcap * LOG2_E) * (1.0 - 2.0 / (1.0 + gl.exp2(s)))
+        s = (CFG.softcap * LOG2_E) * _tanh_of(s * (0.5 / LOG2_E), gl.exp2(s))
         scale = gl.full([64], 1.0, gl.float32, gl.SliceLayout(1, S_L))
     ENDS: gl.constexpr = CFG.tiles_per_page != 0 and CFG.page_size % CFG.tile != 0
     if ENDS:
@@ -283,8 +291,9 @@ def prefill_sm90_kernel(
     kv_head = gl.program_id(1)
     row0 = (gl.num_programs(0) - 1 - gl.program_id(0)) * 128
     q_start = gl.load(cu_seqlens_q_ptr + req)
-    q_len = gl.load(cu_seqlens_q_ptr + req + 1) - q_start
-    seq_len = gl.maximum(gl.minimum(gl.load(seq_lens_ptr + req), max_seq_len), 0)
+    seq_len = gl.load(seq_lens_ptr + req)
+    q_len = gl.where(seq_len < 0, 0, gl.load(cu_seqlens_q_ptr + req + 1) - q_start)
+    seq_len = gl.maximum(gl.minimum(seq_len, max_seq_len), 0)
     first_pos = seq_len - q_len + row0 // CFG.group
     last_pos = seq_len - q_len + gl.minimum((row0 + 127) // CFG.group, q_len - 1)
     kv_end = seq_len

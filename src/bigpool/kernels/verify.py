@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 
 from ._formats import decode, decode_unit, encode_fp8
+from ._logits import LN2, LOG2_E, soft_capped
 from ._masks import tile_bounds, visible_keys
 from ._paging import load_rows, locate_tile, page_slot_ptrs
 
-LN2 = tl.constexpr(0.6931471805599453)
-LOG2_E = tl.constexpr(1.4426950408889634)
 # bigpool.formats.MIN_SCALE
 MIN_SCALE = tl.constexpr(2.0**-100)
 
@@ -47,8 +46,7 @@ def _scores(q, k, k_scale, v_scale, bias, scale_log2, SPEC: tl.constexpr):
     if SPEC.scales == "token_head":
         s = s * k_scale[None, :]
     if SPEC.softcap != 0.0:
-        # c tanh(s / c), by exp2.
-        s = (SPEC.softcap * LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 / SPEC.softcap))))
+        s = soft_capped(s, SPEC.softcap)
     if SPEC.alibi:
         s = s + bias
     if SPEC.scales == "token_head":

@@ -76,20 +76,20 @@ def _check_shapes(contract: Contract, a: Arguments) -> None:
     axes, require = contract.axes, contract.require
     head_dim, q_heads, kv_heads, page_size = (axes[axis] for axis in ("head_dim", "num_q_heads", "num_kv_heads", "page_size"))
     dim_ok = MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM
-    require(dim_ok, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", str(head_dim), "split or pad the heads")
+    require(dim_ok, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", f"{head_dim}", "split or pad the heads")
     if a.k_cache.dtype == torch.uint8:
-        require(head_dim % 2 == 0, "q", "an even head_dim for int4", str(head_dim), "two codes share a byte; pad the heads")
+        require(head_dim % 2 == 0, "q", "an even head_dim for int4", f"{head_dim}", "two codes share a byte; pad the heads")
     heads_ok = 0 < kv_heads <= MAX_HEADS and q_heads % max(kv_heads, 1) == 0 and q_heads <= MAX_HEADS
     expected = f"num_q_heads a multiple of num_kv_heads, at most {MAX_HEADS}"
     require(heads_ok, "q", expected, f"{q_heads} and {kv_heads}", "repeat or drop heads, or split them over calls")
     if heads_ok and isinstance(a.max_seqlen_q, int):
         rows = a.max_seqlen_q * (q_heads // kv_heads)
         expected = f"at most {MAX_ROWS * kv_heads // q_heads}" if q_heads else ""
-        require(rows <= MAX_ROWS, "max_seqlen_q", expected, str(a.max_seqlen_q), "split chunks")
+        require(rows <= MAX_ROWS, "max_seqlen_q", expected, f"{a.max_seqlen_q}", "split chunks")
     reqs = axes["num_reqs"]
-    require(reqs <= MAX_REQS, "block_table", f"at most {MAX_REQS} requests", str(reqs), "split the batch")
+    require(reqs <= MAX_REQS, "block_table", f"at most {MAX_REQS} requests", f"{reqs}", "split the batch")
     require(0 < page_size < 2**31, "k_cache", "page_size 1..2^31 - 1", f"{page_size}", "page_size counts the slots of a page")
-    require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", str(axes["num_pages"]), "page ids are int32")
+    require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", f"{axes['num_pages']}", "page ids are int32")
     for name, cache in (("k_cache", a.k_cache), ("v_cache", a.v_cache)):
         _check_span(contract, name, cache, a.slot_axis, cache.shape[-1])
 
@@ -128,7 +128,7 @@ def _check_key_codes(contract: Contract, a: Arguments, modes: Modes) -> None:
         if contract.tensor(name, tensor, axes, (dtype,), made_by, device=device):
             require(tensor.is_contiguous(), name, "a contiguous tensor", f"strides {list(tensor.stride())}", made_by)
     need, reqs = contract.axes.get("num_reqs", 0), contract.axes.pop("max_reqs", 1)
-    require(need <= reqs, "key_codes.means", f"room for {need} requests", str(reqs), "state a larger max_num_reqs")
+    require(need <= reqs, "key_codes.means", f"room for {need} requests", f"{reqs}", "state a larger max_num_reqs")
     page = codes.codes[:1].numel()
     require(page < 2**31, "key_codes.codes", "pages of fewer than 2^31 elements", f"{page:,}", "pass smaller pages")
 
@@ -166,15 +166,15 @@ def _check_workspace(contract: Contract, a: Arguments, modes: Modes) -> None:
 def _check_room(contract: Contract, workspace: PrefillWorkspace) -> None:
     axes, require = contract.axes, contract.require
     keys, reqs, held = axes.get("max_keys", workspace.max_num_keys), axes.get("max_reqs", 1), workspace.max_num_keys
-    require(0 < held < 2**31, "workspace.max_num_keys", "an int 1..2^31 - 1", str(held), MADE_BY)
-    require(held <= keys, "workspace.codes", f"room for max_num_keys={held}", str(keys), MADE_BY)
+    require(0 < held < 2**31, "workspace.max_num_keys", "an int 1..2^31 - 1", f"{held}", MADE_BY)
+    require(held <= keys, "workspace.codes", f"room for max_num_keys={held}", f"{keys}", MADE_BY)
     need = axes.get("num_reqs", 0)
-    require(need <= reqs, "workspace.sums", f"room for {need} requests", str(reqs), "state a larger max_num_reqs")
+    require(need <= reqs, "workspace.sums", f"room for {need} requests", f"{reqs}", "state a larger max_num_reqs")
     if "max_tiles" in axes and axes.get("page_size", 0) > 0:
         page_size = axes["page_size"]
         tiles = value_tiles(held, need, page_size)
         remedy = f"pass page_size={page_size} to PrefillWorkspace.empty"
-        require(tiles <= axes["max_tiles"], "workspace.value_codes", f"{tiles} tiles", str(axes["max_tiles"]), remedy)
+        require(tiles <= axes["max_tiles"], "workspace.value_codes", f"{tiles} tiles", f"{axes['max_tiles']}", remedy)
 
 
 def require_fp8(device: torch.device) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from .. import formats, reference_prefill
 from .._device import device_props
+from ..reference_logits import LOG2_E
 from ..tuning import MAX_SEQ_LEN, DeviceProps, VerifySpec, cdiv, pick_convert, pick_tiles_per_page
 from . import _prefill_sm90, _verify_sm90
 from ._operator import Operator
@@ -70,7 +71,7 @@ class Call:
 SCHEMA = (
     "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
     "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? sums, Tensor(d!)? codes, Tensor(e!)? scales, Tensor(f!)? means, "
-    "Tensor(g!)? value_codes, Tensor(h!)? value_scales, int max_keys, int max_seqlen_q, float softmax_scale, "
+    "Tensor(g!)? value_codes, Tensor(h!)? value_scales, SymInt max_keys, SymInt max_seqlen_q, float softmax_scale, "
     "str qk='exact', str pv='exact', Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, "
     "int window_size=0, int num_sink_tokens=0, float softcap=0."
 )
@@ -117,7 +118,7 @@ def run(call: Call, kernels: Any = None) -> None:
     grid = cdiv(call.max_seqlen_q * shape.group, config.block_m), call.k_pages.shape[2], len(call.block_table)
     kernels.prefill_attention_kernel[grid](
         call.q, call.k_pages, values, call.out, call.lse, *call.lengths,
-        call.softmax_scale * reference_prefill.LOG2_E, len(call.k_pages), call.max_seq_len, call.max_keys,
+        call.softmax_scale * LOG2_E, len(call.k_pages), call.max_seq_len, call.max_keys,
         *call.q.stride()[:2], *call.k_pages.stride()[:3], *call.v_pages.stride()[:3], *call.out.stride()[:2],
         call.block_table.stride(0), CFG=shape, **_extras(call), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def prefill_scratch_bytes(
         ("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM),
         ("page_size", page_size, 1, 2**31 - 1),
     ):
-        ok = (value is None and name == "page_size") or (isinstance(value, int) and low <= value <= high)
+        ok = (value is None and name == "page_size") or (type(value) is int and low <= value <= high)
         contract.require(ok, name, f"an int {low}..{high}", f"{value!r}", HELP)
     for name, mode, modes in (("qk", qk, ("exact", "int8")), ("pv", pv, ("exact", "fp8"))):
         contract.require(mode in modes, name, " or ".join(map(repr, modes)), repr(mode), HELP)
@@ -169,15 +169,23 @@ class KeyCodes:
 
     def forget(self, page_idx: torch.Tensor) -> None:
         """Takes the codes of pages away, of pages that go to another request: where a key on them is not rounded again, the rows
-        that see it become NaN instead of wrong. `page_idx`: int32 or int64 [n]. Does not sync the host.
+        that see it become NaN instead of wrong.
+
+        `page_idx`: int32 or int64 of any shape, such as rows of a block table; ids outside the pool are passed over. Does not
+        sync the host.
 
         Raises:
             ArgumentError: listing every fault.
         """
         contract, remedy = Contract("KeyCodes.forget"), "pass page ids, as block_table has them"
-        contract.tensor("page_idx", page_idx, "n", (torch.int32, torch.int64), remedy, device=self.scales.device)
+        given = page_idx.reshape(-1) if isinstance(page_idx, torch.Tensor) else page_idx
+        contract.tensor("page_idx", given, "n", (torch.int32, torch.int64), remedy, device=self.scales.device)
         contract.finish()
-        self.scales.index_fill_(0, page_idx.long(), float("nan"))
+        num_pages = len(self.scales)
+        # One entry more, for what is passed over.
+        places = torch.where((given >= 0) & (given < num_pages), given.long(), num_pages)
+        gone = torch.zeros(num_pages + 1, dtype=torch.bool, device=given.device).index_fill_(0, places, True)
+        self.scales.masked_fill_(gone[:-1, None, None], float("nan"))
 
     @property
     def nbytes(self) -> int:

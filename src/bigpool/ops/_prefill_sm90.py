@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import reference_prefill
+from ..reference_logits import LOG2_E
 from ..tuning import DeviceProps, cdiv
 from ._tma import fits_tma, tma_descriptor
 from ._verify_sm90 import has_gluon
@@ -89,6 +89,6 @@ def launch(call: Call, shape: PrefillSm90Shape) -> None:
         keys, scales, means = tma_descriptor(call.k_pages, slots, whole_rows=in_page, padding="nan"), call.lse, call.lse
     prefill_sm90.prefill_sm90_kernel[(cdiv(call.max_seqlen_q * shape.group, ROWS), num_kv_heads, len(call.block_table))](
         call.q, keys, values, call.out, call.lse, *call.lengths, scales, means,
-        call.softmax_scale * reference_prefill.LOG2_E, call.max_seq_len, call.max_keys, *call.q.stride()[:2],
+        call.softmax_scale * LOG2_E, call.max_seq_len, call.max_keys, *call.q.stride()[:2],
         *call.out.stride()[:2], call.block_table.stride(0), CFG=shape, num_warps=4,
     )  # fmt: skip

@@ -139,7 +139,7 @@ def _is_int(value: Any, low: int, high: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, torch.SymFloat)) and not isinstance(value, bool)
+    return isinstance(value, (float, torch.SymFloat)) or (type(value) is int and abs(value) < 2**63)
 
 
 def _check_scalars(contract: Contract, a: Arguments) -> None:
@@ -187,14 +187,14 @@ def _check_shapes(contract: Contract, a: Arguments) -> None:
     axes, require = contract.axes, contract.require
     head_dim, q_heads, kv_heads, page_size = (axes[axis] for axis in ("head_dim", "num_q_heads", "num_kv_heads", "page_size"))
     dim_ok = MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM
-    require(dim_ok, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", str(head_dim), "split or pad the heads")
+    require(dim_ok, "q", f"head_dim {MIN_HEAD_DIM}..{MAX_HEAD_DIM}", f"{head_dim}", "split or pad the heads")
     if a.k_cache.dtype == torch.uint8:
-        require(head_dim % 2 == 0, "q", "an even head_dim for int4", str(head_dim), "two codes share a byte; pad the heads")
+        require(head_dim % 2 == 0, "q", "an even head_dim for int4", f"{head_dim}", "two codes share a byte; pad the heads")
     heads_ok = 0 < kv_heads <= MAX_HEADS and q_heads % max(kv_heads, 1) == 0 and q_heads <= MAX_HEADS
     expected = f"num_q_heads a multiple of num_kv_heads, at most {MAX_HEADS}"
     require(heads_ok, "q", expected, f"{q_heads} and {kv_heads}", "repeat or drop heads, or split them over calls")
     require(0 < page_size < 2**31, "k_cache", "page_size 1..2^31 - 1", f"{page_size}", "page_size counts the slots of a page")
-    require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", str(axes["num_pages"]), "page ids are int32")
+    require(axes["num_pages"] < 2**31, "k_cache", "num_pages below 2^31", f"{axes['num_pages']}", "page ids are int32")
     for name, cache in (("k_cache", a.k_cache), ("v_cache", a.v_cache)):
         _check_span(contract, name, cache, a.slot_axis, cache.shape[-1])
 
@@ -259,7 +259,7 @@ def _check_options(contract: Contract, a: Arguments) -> None:
         most = MAX_GRID_YZ // row_tiles * (BATCH_SPLIT_TOKENS * 3 // 4)
         held = contract.axes["max_pages_per_req"] * contract.axes["page_size"]
         expected = f"at most {most} tokens a request in deterministic='batch'"
-        contract.require(min(held, MAX_SEQ_LEN) <= most, "block_table", expected, str(held), "pass fewer columns or query tokens")
+        contract.require(min(held, MAX_SEQ_LEN) <= most, "block_table", expected, f"{held}", "pass fewer columns or query tokens")
 
 
 def _check_out(contract: Contract, a: Arguments) -> None:
@@ -278,6 +278,17 @@ def _check_out(contract: Contract, a: Arguments) -> None:
         FP8_DTYPES, "pass torch.empty_like(q, dtype=torch.float8_e4m3fn)",
     )  # fmt: skip
     contract.tensor("out", a.out, OUT_AXES, dtypes, remedy, device=device, written=True)
+
+
+def _pages_seen(a: Arguments, count: int, page_size: int, first: int) -> torch.Tensor:
+    """Which of the first `count` pages of a request hold a key that a query token sees, the first of which is at `first`."""
+    low = 0
+    if a.window_size is not None:
+        low = first - a.window_size + 1
+    if a.chunk_size is not None:
+        low = max(low, max(first, 0) // a.chunk_size * a.chunk_size)
+    last_key = (torch.arange(count) + 1) * page_size - 1
+    return (last_key >= low) | (last_key - page_size + 1 < a.num_sink_tokens)
 
 
 def check_values(a: Arguments, function: str = NAME) -> None:
@@ -301,7 +312,7 @@ def check_values(a: Arguments, function: str = NAME) -> None:
         expected = f"at most {capacity}, which the table holds"
         require(seq_len <= capacity, "seq_lens", expected, f"{seq_len} {where}", "widen block_table")
         used = table[req, : -(-min(max(seq_len, 0), capacity) // page_size)]
-        bad = ((used < 0) | (used >= num_pages)).nonzero()
+        bad = (((used < 0) | (used >= num_pages)) & _pages_seen(a, len(used), page_size, seq_len - q_len)).nonzero()
         if len(bad):
             col, expected = int(bad[0]), f"page ids in [0, num_pages={num_pages})"
             contract.fault("block_table", expected, f"{int(used[col])} at [{req}, {col}]", "allocate the page or fix the table")

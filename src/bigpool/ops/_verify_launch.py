@@ -9,6 +9,7 @@ import torch
 
 from .. import formats, reference
 from .._device import device_props
+from ..reference_logits import LOG2_E
 from ..tuning import (
     INT4_BYTES,
     MAX_SEQ_LEN,
@@ -80,7 +81,7 @@ class Call:
 
 SCHEMA = (
     "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int num_splits, float softmax_scale, "
+    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, SymInt max_seqlen_q, int num_splits, float softmax_scale, "
     "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? tree_mask=None, "
     "Tensor? out_scale=None, bool causal=True, int window_size=0, int num_sink_tokens=0, int chunk_size=0, "
     "float softcap=0., bool batch=False"
@@ -129,7 +130,7 @@ def run(call: Call, *, longest: int = 0, kernels: Any = None) -> None:
         dest_strides = parts.stride()[:3]
     q, k, v, config = call.q, call.k_pages, call.v_pages, plan.config
     kernels.verify_partial_kernel[(len(call.block_table), plan.num_splits * plan.row_tiles, k.shape[2])](
-        q, k, v, dest, call.lse, *call.lengths, call.softmax_scale * reference.LOG2_E, len(k), call.max_seq_len,
+        q, k, v, dest, call.lse, *call.lengths, call.softmax_scale * LOG2_E, len(k), call.max_seq_len,
         *q.stride()[:2], *k.stride()[:3], *v.stride()[:3], *dest_strides, call.lse.stride(0), call.block_table.stride(0),
         GROUP=q.shape[1] // k.shape[2], HEAD_DIM=q.shape[2], HEAD_DIM_PAD=plan.head_dim_pad, PAGE_SIZE=k.shape[1],
         TILE=config.tile, TILES_PER_PAGE=plan.tiles_per_page, BLOCK_M=config.block_m, ROW_TILES=plan.row_tiles,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import formats, reference
+from .. import formats
+from ..reference_logits import LOG2_E
 from ..tuning import PART_EXTRA, cdiv
 from ..tuning_sm90 import TRITON_VERSIONS, Sm90Plan, Sm90Shape, plan_sm90, sm90_supports
 from ._tma import fits_tma, tma_descriptor
@@ -62,7 +63,7 @@ def launch(props: DeviceProps, spec: VerifySpec, call: Call) -> None:
     kernel = verify_ws_sm90.verify_partial_ws_sm90_kernel if plan.specialised else verify_sm90.verify_partial_sm90_kernel
     kernel[(num_reqs, splits, num_kv_heads)](
         q, _descriptor(k, plan), _descriptor(v, plan), k_scale, v_scale, dest, lse, *call.lengths,
-        call.softmax_scale * reference.LOG2_E, call.block_table.shape[1] - 1, call.max_seq_len, num_pages, 0,
+        call.softmax_scale * LOG2_E, call.block_table.shape[1] - 1, call.max_seq_len, num_pages, 0,
         *q.stride()[:2], *_scale_strides(k_scale, spec), *_scale_strides(v_scale, spec), *dest_strides, lse.stride(0),
         call.block_table.stride(0), CFG=compiled_for, num_warps=plan.num_warps,
     )  # fmt: skip

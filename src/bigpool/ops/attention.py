@@ -155,8 +155,8 @@ class Call:
 
     @property
     def prefill(self) -> _prefill_launch.Call:
-        """Of the others. A short request without keys gives rows of 0, which are written over."""
-        long_lens = torch.where(self.cu_seqlens_q.diff() > self.verify_seqlen_q, self.seq_lens, 0)
+        """Of the others: a request of a negative length is left alone, so that `out` may be q."""
+        long_lens = torch.where(self.cu_seqlens_q.diff() > self.verify_seqlen_q, self.seq_lens, -1)
         scratch: dict[str, Any] = dict.fromkeys(("sums", "codes", "scales", "means", "value_codes", "value_scales"))
         shared = {**self.shared, "seq_lens": long_lens}
         return _prefill_launch.Call(**shared, **scratch, max_keys=0, max_seqlen_q=self.max_seqlen_q)
@@ -185,7 +185,7 @@ def run_twin(*arguments: Any) -> None:
 OPERATOR = Operator(
     NAME,
     "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, int max_seqlen_q, int verify_seqlen_q, float softmax_scale, "
+    "Tensor(a!) out, Tensor(b!) lse, Tensor(c!)? scratch, SymInt max_seqlen_q, int verify_seqlen_q, float softmax_scale, "
     "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None, bool causal=True, int window_size=0, "
     "int num_sink_tokens=0, float softcap=0.",
     launch=launch, twin=run_twin, plain=partial(launch, plain=True),

@@ -88,14 +88,14 @@ def prefill_attention(
             arithmetic is wrong). "torch": the twin.
 
     Returns:
-        out like q, or (out, lse). A query token that sees no key (seq_len 0, or seq_len < q_len) gives 0 and lse -inf. A token
-        that sees a key whose page id is outside the pool gives NaN; such a page is never read. A longer seq_len than the table
-        holds counts as what it holds. The tokens of a request that does not fit the workspace give NaN. Rows of `out` and `lse`
-        that belong to no request are undefined.
+        out like q, or (out, lse). A query token that sees no key (seq_len 0, or seq_len < q_len) gives 0 and lse -inf (with
+        sinks: its sink). A token that sees a key whose page id is outside the pool gives NaN; such a page is never read. A longer
+        seq_len than the table holds counts as what it holds. The tokens of a request that does not fit the workspace after those
+        before it give NaN; the twin needs no workspace. Rows of `out` and `lse` that belong to no request are undefined.
 
-    Deterministic run to run; the bits of a request do not depend on the other requests. Does not sync the host unless `check`;
-    CUDA-graph capturable. Lengths compile nothing anew. NaN or infinity in keys or values that a token does not see never
-    reaches its row; in values of the newest keys it makes all of a row that sees them NaN.
+    Of the kernels: deterministic run to run; the bits of a request do not depend on the other requests. Does not sync the host
+    unless `check`; CUDA-graph capturable. Lengths compile nothing anew. NaN or infinity in keys or values that a token does not
+    see never reaches its row; in values of the newest keys it makes all of a row that sees them NaN.
 
     Not differentiable: out and lse carry no gradient.
 

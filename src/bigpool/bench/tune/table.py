@@ -19,7 +19,7 @@ from bigpool.proof import worker
 from bigpool.proof.arms import kernel_modules
 from bigpool.proof.record import _cpu_model, _git, shorten_paths
 from bigpool.tuning import TunedKey, VerifyConfig
-from bigpool.tuning_tables import TABLE_SCHEMA
+from bigpool.tuning_tables import TABLE_SCHEMA, TUNED_OP
 
 if TYPE_CHECKING:
     from bigpool.bench.tune.runner import Cell, Tried, Tuning
@@ -37,7 +37,7 @@ def build(made: Tuning) -> dict[str, Any]:
     taken = [] if faults else [cell for cell in made.cells if cell.is_taken]
     return {
         "schema": TABLE_SCHEMA,
-        "op": "verify_attention",
+        "op": TUNED_OP,
         "card": card,
         "entries": [{**cell.key._asdict(), "config": asdict(cell.best)} for cell in taken if cell.best is not None],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
