@@ -43,7 +43,7 @@ def test_a_pipe_is_written_to(tmp_path):
 
 def test_what_cannot_be_written_is_said(tmp_path):
     file = tmp_path / ("x" * 300)
-    with pytest.raises(ArgumentError, match="^bigpool: output: expected a file that can be written, got "):
+    with pytest.raises(ArgumentError, match=r"^bigpool: output: expected a file that can be written, got "):
         write_whole("text", file)
     with pytest.raises(ArgumentError, match="No such file or directory; name another one"):
         write_whole("text", tmp_path / "nowhere" / "record.json")
