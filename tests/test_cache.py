@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bigpool import KVCache, write_kv
+from bigpool import KeyCodes, KVCache, PrefillWorkspace, Workspace, write_kv
 from bigpool.errors import ArgumentError
 from cache_inputs import KINDS, assert_same, bits, cache, rows
 
@@ -109,3 +109,31 @@ def test_scales_may_lie_in_tensors_of_their_own():
     assert torch.equal(made.k[1, 2], plain.k[1, 2])
     part = [KVCache(*(tensor[1:2, :4] for tensor in (*one.kv, one.k_scale, one.v_scale))) for one in (made, plain)]
     assert_same(*part)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("make", "function"),
+    [
+        (lambda: KVCache.empty(8, 16, 8, 128, format="int8"), "KVCache.empty"),
+        (lambda: KeyCodes.empty(num_pages=2, page_size=16, num_kv_heads=1, head_dim=64, max_num_reqs=1), "KeyCodes.empty"),
+        (lambda: PrefillWorkspace.empty(max_num_reqs=1, max_num_keys=9, num_kv_heads=1, head_dim=64), "PrefillWorkspace.empty"),
+        (
+            lambda: Workspace.for_verify(max_num_reqs=1, max_seqlen_q=1, num_q_heads=1, num_kv_heads=1, head_dim=64),
+            "Workspace.for_verify",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_without_a_gpu_the_device_has_to_be_named(make, function):
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert str(caught.value) == (
+        f"{function}: device: expected one of this machine, got cuda, and torch finds no GPU; pass 'cpu'"
+    )
+
+
+def test_a_device_that_is_none():
+    with pytest.raises(ArgumentError) as caught:
+        KVCache.empty(8, 16, 8, 128, format="int8", device="gpu")
+    assert str(caught.value) == "KVCache.empty: device: expected a device of torch, got 'gpu'; pass 'cuda' or 'cpu'"

@@ -30,6 +30,19 @@ def overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
+def usable_device(function: str, device: Any) -> torch.device:
+    """`device` as torch has it. Raises ArgumentError where it is none, or none of this machine."""
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(function, f"device: expected a device of torch, got {device!r}; pass 'cuda' or 'cpu'") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(function, f"device: expected one of this machine, got {found}, and torch finds no GPU; pass 'cpu'")
+    return found
+
+
 class Contract:
     """Collects the faults of one call. Axes are bound by the first tensor that names them."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import formats
-from ._check import Contract, dtype_name
+from ._check import Contract, dtype_name, usable_device
 from .errors import ArgumentError
 from .formats import SCALE_BYTES, KVFormat
 
@@ -181,6 +181,7 @@ class KVCache:
         contract.finish()
         _check_row(contract, kv_format, head_dim, inline_scales)
         contract.finish()
+        device = usable_device("KVCache.empty", device)
         page = (page_size, num_kv_heads) if kv_layout == "NHD" else (num_kv_heads, page_size)
         row = kv_format.row_bytes(head_dim) // kv_format.dtype.itemsize if inline_scales else kv_format.row_elements(head_dim)
         k, v = (torch.empty((num_pages, *page, row), dtype=kv_format.dtype, device=device) for _ in range(2))

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ._check import Contract
+from ._check import Contract, usable_device
 from ._device import device_props
 from .errors import WorkspaceError
 from .tuning import (
@@ -138,7 +138,7 @@ class Workspace:
         """Allocates what `verify_scratch_bytes` says for the device, once. Not initialised; does not sync the host."""
         import torch
 
-        device = torch.device(device)
+        device = usable_device("Workspace.for_verify", device)
         nbytes = verify_scratch_bytes(
             device_props(device), max_num_reqs=max_num_reqs, max_seqlen_q=max_seqlen_q, num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_tokens=max_num_tokens, max_num_splits=max_num_splits,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .._check import Contract
+from .._check import Contract, usable_device
 from ..tuning import MAX_HEAD_DIM, MAX_HEADS, MIN_HEAD_DIM
 from ._prefill_plan import MAX_REQS, SUM_SHARES, VALUE_TILE, value_tiles
 
@@ -90,6 +90,8 @@ class PrefillWorkspace:
             page_size=page_size,
         )  # fmt: skip
 
+        device = usable_device("PrefillWorkspace.empty", device)
+
         def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
@@ -161,6 +163,7 @@ class KeyCodes:
         key_codes_bytes(
             num_pages=num_pages, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim, max_num_reqs=max_num_reqs
         )  # fmt: skip
+        device = usable_device("KeyCodes.empty", device)
         return cls(
             torch.empty(num_pages, page_size, num_kv_heads, head_dim, dtype=torch.int8, device=device),
             torch.full((num_pages, page_size, num_kv_heads), float("nan"), dtype=torch.float32, device=device),
