@@ -137,3 +137,24 @@ def test_a_device_that_is_none():
     with pytest.raises(ArgumentError) as caught:
         KVCache.empty(8, 16, 8, 128, format="int8", device="gpu")
     assert str(caught.value) == "KVCache.empty: device: expected a device of torch, got 'gpu'; pass 'cuda' or 'cpu'"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda k: KVCache(k, k.clone(), 1.0, None),
+            "KVCache: k_scale: expected None or a float32 tensor, got float; pass torch.tensor([scale]) beside its cache",
+        ),
+        (
+            lambda k: KVCache.from_tensor(None, format="int8", head_dim=16, kv_layout="NHD"),
+            "KVCache.from_tensor: tensor: expected a tensor, got NoneType; pass what the engine allocated",
+        ),
+        (lambda k: Workspace(None), "Workspace: part: expected a tensor [values], got NoneType; pass a torch.Tensor"),
+    ],
+    ids=["scale", "tensor", "part"],
+)
+def test_what_is_no_tensor_is_said(make, text):
+    with pytest.raises(ArgumentError) as caught:
+        make(torch.zeros(2, 16, 1, 16).to(torch.float8_e4m3fn))
+    assert str(caught.value) == text

@@ -60,7 +60,13 @@ class KVCache:
         same = "K and V share a format and a shape"
         ok = contract.tensor("v", self.v, f"{axes} row_elements", (self.k.dtype,), same, device=self.k.device, written=True)
         kinds = []
-        for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
+        given: tuple[tuple[str, Any], ...] = ("k_scale", self.k_scale), ("v_scale", self.v_scale)
+        for name, scale in given:
+            if scale is not None and not isinstance(scale, torch.Tensor):
+                contract.fault(
+                    name, "None or a float32 tensor", type(scale).__name__, "pass torch.tensor([scale]) beside its cache"
+                )
+                continue
             try:
                 kinds.append(formats.of(self.k.dtype, scale, name).scales)
             except ArgumentError as error:
@@ -220,6 +226,9 @@ class KVCache:
         contract = Contract("KVCache.from_tensor")
         _check_layout(contract, kv_layout)
         contract.require(_is_count(head_dim), "head_dim", "an int of 1 or more", repr(head_dim), "pass the values of a row of K")
+        contract.finish()
+        got = type(tensor).__name__
+        contract.require(isinstance(tensor, torch.Tensor), "tensor", "a tensor", got, "pass what the engine allocated")
         contract.finish()
         inline = kv_format.scales == "token_head" and k_scale is None
         _check_row(contract, kv_format, head_dim, inline)

@@ -112,7 +112,7 @@ class Workspace:
         import torch
 
         contract = Contract("Workspace")
-        axes = "values" if part.dim() == 1 else "max_tokens num_q_heads num_splits head_dim+4"
+        axes = "values" if getattr(part, "ndim", 1) == 1 else "max_tokens num_q_heads num_splits head_dim+4"
         ok = contract.tensor("part", part, axes, (torch.float32,), "pass fp32 scratch", written=True)
         if ok and part.dim() == 4:
             span = part.shape[2] * part.stride(2)
