@@ -232,7 +232,7 @@ def prefill_fp8_sm90_kernel(
     begin = 0
     full_begin = 0
     full_end = _tile_of(gl.maximum(first_pos + 1, 0), CFG)
-    first_row = _first_scratch_row(gl.program_id(2), seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len)
+    first_row = _first_scratch_row(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len)
     first_tile = first_row // 64 + req
     if CFG.tiles_per_page != 0:
         first_tile = first_row * CFG.tiles_per_page // CFG.page_size + req

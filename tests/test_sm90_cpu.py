@@ -69,7 +69,9 @@ def test_nan_in_a_later_draft_token(card, kv_format, page_size, q_len):
     assert torch.isnan(out[-2:]).all()
 
 
-@pytest.mark.parametrize(("kv_format", "scales"), [(None, None), ("int8", "token_head"), ("int4", "token_head"), ("fp8_e4m3", "head")])
+@pytest.mark.parametrize(
+    ("kv_format", "scales"), [(None, None), ("int8", "token_head"), ("int4", "token_head"), ("fp8_e4m3", "head")]
+)
 @pytest.mark.parametrize(("page_size", "q_len"), [(880, 2), (880, 16), (16, 2)])
 def test_a_page_outside_the_pool_makes_nan(card, kv_format, scales, page_size, q_len):
     call = batch(kv_format, scales, seq_lens=[page_size + 40, 9], q_lens=[q_len, 2], page_size=page_size)

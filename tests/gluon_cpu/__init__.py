@@ -1,4 +1,4 @@
-"""Runs the project's Gluon kernels for Hopper on the CPU, for tests: what they compute, and whether their warps wait as they must.
+"""Runs the Gluon kernels for Hopper on the CPU, for tests: what they compute, and whether their warps wait as they must.
 
 Values are numpy arrays with Triton's types: int32 wraps, bf16 and fp8 are rounded. Pointers are real addresses, so a wild one
 kills the process. Warps of `warp_specialize` take turns in an order that a seed decides; copies by TMA land early, late or in
@@ -10,7 +10,7 @@ Not modelled: races between the warps of one partition (but for the signal above
 where inline assembly takes several registers at once: then a thread's registers are those of the layout.
 """
 
-from .launch import Emulated, emulate
+from .launch import Emulated
 from .threads import Hazard
 
-__all__ = ["Emulated", "Hazard", "emulate"]
+__all__ = ["Emulated", "Hazard"]

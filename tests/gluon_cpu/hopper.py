@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
 
 import pytest
+import torch
 
 from bigpool import formats
+from bigpool._device import device_props
 from bigpool.kernels import merge_sm90, prefill_sm90, verify_sm90, verify_ws_sm90
-from bigpool.ops import _operator, _prefill_launch, _prefill_sm90, _verify_launch, _verify_sm90
+from bigpool.ops import _prefill_launch, _prefill_sm90, _verify_launch, _verify_sm90
+from bigpool.proof.cases import hopper as cases
 from bigpool.tuning import DeviceProps
 
 from .launch import Emulated
@@ -34,21 +38,21 @@ class Hopper:
         return [name for name, kernel in self.kernels.items() if kernel.launches]
 
 
-def hopper(patch: pytest.MonkeyPatch, *, seed: int = 0, haste: float = 0.5) -> Hopper:
-    """Until `patch` is undone, backend="triton" on CPU tensors is backend="auto" on an H200."""
+def hopper(
+    patch: pytest.MonkeyPatch, *, seed: int = 0, haste: float = 0.5, instead: Mapping[str, ModuleType] | None = None
+) -> Hopper:
+    """Until `patch` is undone, CPU tensors have an H200, whatever the backend. Arguments: see `Emulated`."""
     made = Hopper()
     for module, name in KERNELS:
-        made.kernels[name] = Emulated(getattr(module, name), seed=seed, haste=haste)
+        made.kernels[name] = Emulated(getattr(module, name), seed=seed, haste=haste, instead=instead)
         patch.setattr(module, name, made.kernels[name])
     for module in (_verify_launch, _prefill_launch):
         patch.setattr(module, "device_props", lambda device: H200)
-        patch.setattr(module.OPERATOR, "plain", module.launch)
-    for module in (_verify_sm90, _prefill_sm90):
+        patch.setattr(module.OPERATOR, "run", lambda backend, arguments, launch=module.launch, **_: launch(*arguments))
+    # The passes over keys are plain kernels, and run in Triton's interpreter.
+    interpreted, passes = device_props(torch.device("cpu")), _prefill_launch.pick_key_passes
+    patch.setattr(_prefill_launch, "pick_key_passes", lambda props, pv="exact": passes(interpreted, pv))
+    for module in (_verify_sm90, _prefill_sm90, cases):
         patch.setattr(module, "has_gluon", lambda: True)
     patch.setattr(_verify_sm90, "rotate_queries", lambda q: formats.rotate(q.float()))
-    patch.setattr(_operator, "require_interpreter", lambda dtype: None)
     return made
-
-
-def runs(call: Any, **options: Any) -> Any:
-    return call(**options, backend="triton", return_lse=True)

@@ -14,6 +14,7 @@ from . import memory, ptx
 from .threads import program
 from .values import ROUNDED, STORED, Tensor, common, from_bits, layout_of, rounded, to_bits
 
+TYPES = ("int1", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float8e4nv")
 SliceLayout = namedtuple("SliceLayout", "dim parent")
 BlockedLayout = namedtuple("BlockedLayout", "size_per_thread threads_per_warp warps_per_cta order")
 MMALayout = namedtuple("MMALayout", "version warps_per_cta instr_shape")
@@ -125,9 +126,7 @@ def store(pointer: Tensor, value: Any, mask: Any = None) -> None:
     interpreter.store(_flat(pointer.a, shape, np.uint64), _bits(value, shape, dtype), _flat(given, shape, np.bool_))
 
 
-def inline_asm_elementwise(
-    text: str, constraints: str, arguments: list[Tensor], dtype: Any, is_pure: bool, pack: int
-) -> Any:
+def inline_asm_elementwise(text: str, constraints: str, arguments: list[Tensor], dtype: Any, is_pure: bool, pack: int) -> Any:
     several = isinstance(dtype, (tuple, list))
     made = ptx.elementwise(text, constraints, arguments, list(dtype) if several else [dtype], pack)
     return tuple(made) if several else made[0]
@@ -157,7 +156,7 @@ LANGUAGE = SimpleNamespace(
     program_id=lambda axis: Tensor(np.int32(program().ids[axis]), tl.int32),
     num_programs=lambda axis: Tensor(np.int32(program().grid[axis]), tl.int32),
     allocate_shared_memory=memory.allocate, warp_specialize=warp_specialize, thread_barrier=thread_barrier, constexpr=lambda x: x,
-    **{name: getattr(tl, name) for name in ("int1", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float8e4nv")},
+    **{name: getattr(tl, name) for name in TYPES},
 )  # fmt: skip
 NAMES = {
     "gl": LANGUAGE, "tl": LANGUAGE, "mbarrier": memory.Barriers(), "tma": memory.CopyEngine(), "range": turns,

@@ -11,7 +11,6 @@ import torch
 from .threads import Hazard, program
 from .values import TYPES, Tensor, from_bits, to_bits
 
-
 TMA = np.uint8(128)
 
 
@@ -141,16 +140,19 @@ class Descriptor:
     def __init__(self, host: Any) -> None:
         self.dtype, self.block_shape, self.padding = TYPES[host.base.dtype], list(host.block_shape), host.padding
         self.sizes = list(host.shape)
-        assert host.base.element_size() * max(
-            (size - 1) * step for size, step in zip(host.shape, host.strides, strict=True)
-        ) < host.base.untyped_storage().nbytes(), "a descriptor past the end of its storage"
+        assert (
+            host.base.element_size() * max((size - 1) * step for size, step in zip(host.shape, host.strides, strict=True))
+            < host.base.untyped_storage().nbytes()
+        ), "a descriptor past the end of its storage"
         self.pages = host.base.as_strided(host.shape, host.strides, host.base.storage_offset())
 
     def box(self, first: list[int]) -> np.ndarray:
         """The bytes of a box; what lies outside is 0, or NaN."""
         kind = self.pages.dtype
         box = torch.full(self.block_shape, float("nan") if self.padding == "nan" else 0, dtype=kind)
-        spans = [(max(at, 0), min(at + length, size)) for at, length, size in zip(first, self.block_shape, self.sizes, strict=True)]
+        spans = [
+            (max(at, 0), min(at + length, size)) for at, length, size in zip(first, self.block_shape, self.sizes, strict=True)
+        ]
         if all(low < high for low, high in spans):
             inside = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, first, strict=True))
             box[inside] = self.pages[tuple(slice(low, high) for low, high in spans)]
@@ -209,7 +211,9 @@ class Barriers:
     def wait(self, bar: Shared, phase: Any, pred: Any = True) -> None:
         if pred:
             made, parity = self.of(bar), int(phase)
-            program().pause(lambda: made.parity != parity, f"phase {parity} of a barrier of {made.count} ({made.arrived} arrived)")
+            program().pause(
+                lambda: made.parity != parity, f"phase {parity} of a barrier of {made.count} ({made.arrived} arrived)"
+            )
 
 
 class CopyEngine:

@@ -127,7 +127,9 @@ def _order(layout: Any, shape: list[int], pack: int) -> np.ndarray:
         threads = _span([*layout.lane_bases, *layout.warp_bases], shape)
         flat = threads[:, None] ^ _span(layout.reg_bases, shape)[None, :]
         return flat.reshape(-1, pack)
-    assert layout is not None and layout.size_per_thread[-1] % pack == 0 and layout.order[0] == len(shape) - 1, "registers in a row"
+    assert layout is not None
+    assert layout.size_per_thread[-1] % pack == 0
+    assert layout.order[0] == len(shape) - 1, "registers in a row"
     return np.arange(int(np.prod(shape))).reshape(-1, pack)
 
 

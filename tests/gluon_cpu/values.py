@@ -214,4 +214,7 @@ def wrap(value: Any) -> Tensor:
         return Tensor(np.int64(value.data_ptr()), tl.pointer_type(TYPES[value.dtype]))
     if isinstance(value, float):
         return Tensor(np.float32(value), tl.float32)
-    return Tensor(np.asarray(value, np.int32 if -(2**31) <= value < 2**31 else np.int64), tl.int32 if -(2**31) <= value < 2**31 else tl.int64)
+    return Tensor(
+        np.asarray(value, np.int32 if -(2**31) <= value < 2**31 else np.int64),
+        tl.int32 if -(2**31) <= value < 2**31 else tl.int64,
+    )

@@ -263,9 +263,9 @@ def _tile_of(pos, CFG: gl.constexpr):
 
 @gluon.jit
 def _first_scratch_row(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len):
-    """The scratch row, int64, of a request's first key: the keys of the requests before that have query tokens."""
+    """The scratch row, int64 as `req` is, of a request's first key: the keys of the requests before that have query tokens."""
     offs = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    row = req.to(gl.int64) * 0
+    row = req * 0
     for before in range(0, req, 128):
         other = before + offs
         mask = other < req
@@ -316,7 +316,7 @@ def prefill_sm90_kernel(
     first_row = req * 0
     fits = seq_len >= 0
     if CFG.int8:
-        first_row = _first_scratch_row(gl.program_id(2), seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len)
+        first_row = _first_scratch_row(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len)
         fits = first_row + seq_len <= max_keys
         end = gl.where(fits, end, begin)
 
@@ -350,9 +350,8 @@ def prefill_sm90_kernel(
     fence_async_shared()
     gl.thread_barrier()
     token0 = q_start.to(gl.int64)
-    head = kv_head.to(gl.int64)
-    mean_ptr = k_mean_ptr + (req * num_kv_heads + head) * D
-    scales_ptr = k_scale_ptr + first_row * num_kv_heads + head
+    mean_ptr = k_mean_ptr + (req * num_kv_heads + kv_head) * D
+    scales_ptr = k_scale_ptr + first_row * num_kv_heads + kv_head
     # fmt: off
     gl.warp_specialize(
         [

@@ -185,7 +185,7 @@ def _triton_names(tree: ast.AST) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.Import):
             modules |= {name.asname for name in node.names if name.name == "triton.language" and name.asname}
             modules |= {f"{name.asname}.language" for name in node.names if name.name == "triton" and name.asname}
-        elif isinstance(node, ast.ImportFrom) and node.module == "triton":
+        elif isinstance(node, ast.ImportFrom) and node.module in ("triton", "triton.experimental.gluon"):
             modules |= {name.asname or name.name for name in node.names if name.name == "language"}
         elif isinstance(node, ast.ImportFrom) and node.module == "triton.language":
             names |= {name.asname or name.name for name in node.names if name.name in WIDE}

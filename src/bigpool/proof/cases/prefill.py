@@ -39,11 +39,11 @@ def with_modes(ctx: Context, calls: Sequence[Call], modes: Mapping[str, Mapping[
     ]
 
 
-def run_calls(calls: Sequence[Call]) -> dict[str, torch.Tensor]:
+def run_calls(calls: Sequence[Call], backend: str) -> dict[str, torch.Tensor]:
     outputs = {}
     for call in calls:
         longest = int(call.cu_seqlens_q.diff().max())
-        given = prefill_attention(*call.arguments(), max_seqlen_q=longest, return_lse=True, backend="triton", **call.options)
+        given = prefill_attention(*call.arguments(), max_seqlen_q=longest, return_lse=True, backend=backend, **call.options)
         # An `out` that the caller placed is written again by the next call.
         outputs["out" + call.label], outputs["lse" + call.label] = (tensor.clone() for tensor in given)
     return outputs
@@ -103,7 +103,7 @@ class PrefillCase(VerifyCase):
         return self.rules
 
     def run(self, ctx: Context, inputs: list[Call]) -> dict[str, torch.Tensor]:
-        return run_calls(inputs)
+        return run_calls(inputs, self.backend)
 
     def oracle(self, ctx: Context, inputs: list[Call]) -> Oracle:
         return oracle_of(inputs)
@@ -116,9 +116,14 @@ class FarCase(Case):
     dtypes = DTYPES
     not_exercised = NOT_FAR
     placements = ("bottom", "top")
+    backend = "triton"
+    head_dim = 32
+
+    def modes(self, **others: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        return {**MODES_WITH_FP8, **others}
 
     def run(self, ctx: Context, inputs: list[Call]) -> dict[str, torch.Tensor]:
-        return run_calls(inputs)
+        return run_calls(inputs, self.backend)
 
     def oracle(self, ctx: Context, inputs: list[Call]) -> Oracle:
         return oracle_of(inputs)
@@ -141,7 +146,7 @@ class FarRows(FarCase):
     describe = "4 requests whose q, out and table rows pass 2^31 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, kv_heads, head_dim, page_size = 2, 1, 32, 64
+        heads, kv_heads, head_dim, page_size = 2, 1, self.head_dim, 64
         batch = Batch((70, 33, 5, 190), (2, 1, 1, 70))
         shape = 8, page_size, kv_heads, head_dim
         k, v = ctx.tensor(summable(ctx.randn(*shape))), ctx.tensor(ctx.randn(*shape))
@@ -151,7 +156,7 @@ class FarRows(FarCase):
         table = ctx.rows("block_table", (4, 6), dtype=torch.int32, role="read")
         table.write(ctx.randint(0, 8, (4, 6), dtype=torch.int32))
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
-        modes = {**MODES_WITH_FP8, "kept": kept_mode(ctx, 8, page_size, kv_heads, head_dim, 4)}
+        modes = self.modes(kept=kept_mode(ctx, 8, page_size, kv_heads, head_dim, 4))
         return with_modes(ctx, [Call(q.tensor, k, v, table.tensor, *lengths, {"out": out.tensor})], modes)
 
 
@@ -162,7 +167,7 @@ class FarHeads(FarCase):
     describe = "head-major K, V, q and out whose head rows pass 2^31 elements"
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, head_dim, page_size, pages = 6, 32, 64, 6
+        heads, head_dim, page_size, pages = 6, self.head_dim, 64, 6
         batch = Batch((150, 33), (30, 1))
         k = ctx.rows("k", (3, pages, page_size, head_dim), role="read")
         v = ctx.rows("v", (3, pages, page_size, head_dim), role="read")
@@ -174,7 +179,7 @@ class FarHeads(FarCase):
         k_cache, v_cache = (rows.tensor.permute(1, 2, 0, 3) for rows in (k, v))
         lengths = ctx.tensor(batch.seq_lens, dtype=torch.int32), starts_of(ctx, batch.q_lens)
         options = {"out": out.tensor.transpose(0, 1)}
-        modes = {**MODES_WITH_FP8, "kept": kept_mode(ctx, pages, page_size, 3, head_dim, 2)}
+        modes = self.modes(kept=kept_mode(ctx, pages, page_size, 3, head_dim, 2))
         return with_modes(ctx, [Call(q.tensor.transpose(0, 1), k_cache, v_cache, table, *lengths, options)], modes)
 
 
@@ -187,7 +192,7 @@ class FarContext(FarCase):
     )
 
     def build(self, ctx: Context) -> list[Call]:
-        heads, head_dim, page_size, keys, q_len = 4, 32, 4_096, 64, 8
+        heads, head_dim, page_size, keys, q_len = 4, self.head_dim, 4_096, 64, 8
         codes = ctx.pool("codes", (heads, head_dim), pages=keys, num_pages=2**29 + keys, dtype=torch.int8, role="write")
         scales = ctx.pool("scales", (heads,), like=codes, dtype=torch.float32, role="write")
         # A multiple of every tile, so that tiles hold the same keys at the bottom and at the top.
@@ -212,7 +217,7 @@ class FarContext(FarCase):
         )  # fmt: skip
         lengths = ctx.tensor([base + keys], dtype=torch.int32), starts_of(ctx, (q_len,))
         q = ctx.tensor(ctx.randn(q_len, heads, head_dim))
-        modes = {"exact": {}, "int8": {"qk": "int8", "workspace": scratch}, "fp8": {"pv": "fp8", "workspace": scratch}}
+        modes = self.modes(exact={}, int8={"qk": "int8", "workspace": scratch}, fp8={"pv": "fp8", "workspace": scratch})
         return with_modes(ctx, [Call(q, k, v, ctx.tensor(table), *lengths, {"window_size": 40})], modes)
 
 

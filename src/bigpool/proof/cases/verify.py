@@ -56,12 +56,12 @@ class Call:
         return self.q, self.k_cache, self.v_cache, self.block_table, self.seq_lens, self.cu_seqlens_q
 
 
-def run_calls(calls: Sequence[Call]) -> dict[str, torch.Tensor]:
+def run_calls(calls: Sequence[Call], backend: str = "triton") -> dict[str, torch.Tensor]:
     outputs = {}
     for call in calls:
         q_lens = call.cu_seqlens_q.diff()
         out, lse = verify_attention(
-            *call.arguments(), max_seqlen_q=int(q_lens.max()), return_lse=True, backend="triton", **call.options
+            *call.arguments(), max_seqlen_q=int(q_lens.max()), return_lse=True, backend=backend, **call.options
         )
         # fp32 holds every fp8 value, and more of torch understands it.
         outputs["out" + call.label] = out.float() if out.element_size() == 1 else out
@@ -95,6 +95,7 @@ class VerifyCase(Case):
     op = "verify_attention"
     dtypes = DTYPES
     not_exercised = NOT_FAR
+    backend = "triton"
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class VerifyCase(Case):
         ]  # fmt: skip
 
     def run(self, ctx: Context, inputs: list[Call]) -> dict[str, torch.Tensor]:
-        return run_calls(inputs)
+        return run_calls(inputs, self.backend)
 
     def oracle(self, ctx: Context, inputs: list[Call]) -> Oracle:
         return oracle_of(inputs)
@@ -217,9 +218,10 @@ class FarRows(Case):
     dtypes = DTYPES
     not_exercised = NOT_FAR
     placements = ("bottom", "top")
+    page_size = 16
 
     def build(self, ctx: Context) -> dict[str, Any]:
-        heads, kv_heads, head_dim, page_size, splits = 8, 2, 64, 16, 3
+        heads, kv_heads, head_dim, page_size, splits = 8, 2, 64, self.page_size, 3
         batch = Batch((70, 33, 5, 90), (2, 1, 1, 2))
         k = ctx.tensor(ctx.randn(8, page_size, kv_heads, head_dim))
         v = ctx.tensor(ctx.randn(8, page_size, kv_heads, head_dim))
@@ -259,9 +261,11 @@ class FarHeads(Case):
     dtypes = DTYPES
     not_exercised = NOT_FAR
     placements = ("bottom", "top")
+    backend = "triton"
+    head_dim, page_size = 32, 16
 
     def build(self, ctx: Context) -> dict[str, Any]:
-        heads, head_dim, page_size, pages, splits = 6, 32, 16, 6, 2
+        heads, head_dim, page_size, pages, splits = 6, self.head_dim, self.page_size, 6, 2
         batch = Batch((50, 33), (2, 1))
         k = ctx.rows("k", (3, pages, page_size, head_dim), role="read")
         v = ctx.rows("v", (3, pages, page_size, head_dim), role="read")
@@ -279,7 +283,7 @@ class FarHeads(Case):
         return {"call": Call(q.tensor.transpose(0, 1), k_cache, v_cache, table, *lengths, options), "out": out}
 
     def run(self, ctx: Context, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        outputs = run_calls([inputs["call"]])
+        outputs = run_calls([inputs["call"]], self.backend)
         return {"out": inputs["out"].read().transpose(0, 1), "lse": outputs["lse"]}
 
     def oracle(self, ctx: Context, inputs: dict[str, Any]) -> Oracle:

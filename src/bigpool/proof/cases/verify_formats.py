@@ -23,10 +23,12 @@ SHAPE: dict[str, Any] = {"page_size": 16, "heads": (8, 2), "head_dim": 64}
 class FormatCase(VerifyCase):
     """A quantised cache with its scales apart, as far apart as its pages, or inline behind each row."""
 
-    def __init__(self, name: str, kv_format: str, scales: str, *, inline: bool = False, kv_layout: str = "NHD") -> None:
+    def __init__(
+        self, name: str, kv_format: str, scales: str, *, inline: bool = False, kv_layout: str = "NHD", **shape: Any
+    ) -> None:
         where = "inline" if inline else "apart"
         describe = f"{kv_format} cache, scales per {scales.replace('_', ' and ')} {where}, {kv_layout}"
-        super().__init__(name, describe, BATCHES, kv_layout=kv_layout, **SHAPE)
+        super().__init__(name, describe, BATCHES, kv_layout=kv_layout, **(SHAPE | shape))
         self.format = formats.named(kv_format, scales)
         self.inline = inline
 
