@@ -24,8 +24,8 @@ KERNELS = Path(bigpool.__file__).parent / "kernels"
 
 
 def perform(job: Mapping[str, Any]) -> int:
-    """`job`: the names of a case, a dtype, a placement and a guard; `without`: files of kernels, and the index of the widening that
-    is taken from each, None for all. The digests of the outputs and the kernels that were launched are the result."""
+    """`job`: the names of a case, a dtype, a placement and a guard; `without`: files of kernels, and the index of the widening
+    that is taken from each, None for all. The digests of the outputs and the kernels that were launched are the result."""
     folder = Path(job["folder"])
     instead = {f"bigpool.kernels.{name}": mutant(name, index, folder) for name, index in job["without"].items()}
     with pytest.MonkeyPatch.context() as patch:
