@@ -1,4 +1,4 @@
-"""Compiles the Hopper kernel of prefill attention without a GPU: `python tests/prefill_sm90_compile.py`, JSON last."""
+"""Compiles the Hopper kernels of prefill attention without a GPU: `python tests/prefill_sm90_compile.py`, JSON last."""
 
 import json
 import subprocess
@@ -10,10 +10,11 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from bigpool.kernels.prefill_sm90 import prefill_sm90_kernel as kernel
+from bigpool.kernels.prefill_fp8_sm90 import prefill_fp8_sm90_kernel
+from bigpool.kernels.prefill_sm90 import prefill_sm90_kernel
 from bigpool.ops._prefill_sm90 import prefill_shape_sm90
 
-# (head dim, page size, int8, window, softcap)
+# (head dim, page size, int8, window, softcap, fp8)
 CASES = [
     (256, 880, False, 0, 0.0),
     (256, 880, True, 0, 0.0),
@@ -22,6 +23,9 @@ CASES = [
     (128, 880, True, 0, 0.0),
     (128, 64, False, 4_096, 30.0),
     (64, 16, False, 0, 0.0),
+    (256, 880, True, 0, 0.0, True),
+    (256, 16, True, 0, 0.0, True),
+    (128, 880, True, 0, 0.0, True),
 ]
 ALIGNED = ("stride_q_token", "stride_q_head", "stride_out_token", "stride_out_head")
 TYPES = {
@@ -30,6 +34,7 @@ TYPES = {
     "lse_ptr": "*fp32",
     "k_scale_ptr": "*fp32",
     "k_mean_ptr": "*fp32",
+    "v_scale_ptr": "*fp32",
     "scale_log2": "fp32",
 }
 
@@ -42,12 +47,14 @@ def descriptor(shape, dtype, bits):
     return f"tensordesc<{dtype}[{', '.join(map(str, box))}],{layout!r}>"
 
 
-def compile_case(head_dim, page_size, int8, window, softcap):
-    shape = prefill_shape_sm90(head_dim, 6, page_size, int8, True, window, softcap)
+def compile_case(head_dim, page_size, int8, window, softcap, fp8=False):
+    shape = prefill_shape_sm90(head_dim, 6, page_size, int8, True, window, softcap, fp8)
+    kernel = prefill_fp8_sm90_kernel if fp8 else prefill_sm90_kernel
+    tiles = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=4)
     constants = {"CFG": shape, "num_warps": 4}
     types = {
         "k_desc": descriptor(shape, "i8", 8) if int8 else descriptor(shape, "bf16", 16),
-        "v_desc": descriptor(shape, "bf16", 16),
+        "v_desc": f"tensordesc<fp8e4nv[1, 1, {head_dim}, 64],{tiles!r}>" if fp8 else descriptor(shape, "bf16", 16),
         **TYPES,
     }
     names = kernel.arg_names
@@ -65,10 +72,10 @@ def compile_case(head_dim, page_size, int8, window, softcap):
         cubin.flush()
         sass = subprocess.run([tool, "-sass", cubin.name], capture_output=True, text=True, check=True).stdout
     return {
-        "case": [head_dim, page_size, int8, window, softcap],
+        "case": [head_dim, page_size, int8, window, softcap, fp8],
         "shared": compiled.metadata.shared,
         "spills": sass.count("STL") + sass.count("LDL"),
-        "products": sass.count("HGMMA") + sass.count("IGMMA"),
+        "products": sum(sass.count(name) for name in ("HGMMA", "IGMMA", "QGMMA")),
         "waits": sass.count("WARPGROUP.DEPBAR"),
     }
 

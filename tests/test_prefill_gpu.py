@@ -132,10 +132,10 @@ def test_torch_compile_with_inductor(qk):
 
 
 @pytest.mark.skipif(not _prefill_sm90.has_gluon(), reason="needs a Triton of tuning_sm90.TRITON_VERSIONS")
-@pytest.mark.parametrize("qk", MODES)
+@pytest.mark.parametrize("modes", [{}, {"qk": "int8"}, {"qk": "int8", "pv": "fp8"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rules", [{}, {"window_size": 300}, {"softcap": 2.0}, {"causal": False}], ids=str)
-def test_the_hopper_kernel_takes_plain_caches(monkeypatch, qk, dtype, rules):
+def test_the_hopper_kernels_take_plain_caches(monkeypatch, modes, dtype, rules):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
     taken = []
@@ -143,6 +143,6 @@ def test_the_hopper_kernel_takes_plain_caches(monkeypatch, qk, dtype, rules):
     monkeypatch.setattr(_prefill_sm90, "launch", lambda *arguments: (taken.append(1), launch(*arguments)))
     sizes = {"heads": (24, 4), "head_dim": 256, "dtype": dtype, "device": "cuda"}
     for page_size in (16, 64, 880):
-        call = make([2_901, 430, 0, 17, 64], [500, 130, 0, 1, 64], qk=qk, page_size=page_size, **sizes, **rules)
+        call = make([2_901, 430, 0, 17, 64], [500, 130, 0, 1, 64], page_size=page_size, **modes, **sizes, **rules)
         check(call, backend="auto")
     assert len(taken) == 3

@@ -98,23 +98,28 @@ def test_prefill_exact(card, rules, page_size, head_dim):
     [({}, 880, 256), ({"window_size": 100}, 16, 256), ({"softcap": 2.0}, 64, 128), ({"causal": False}, 880, 128)],
     ids=str,
 )
-def test_prefill_int8(card, rules, page_size, head_dim):
-    """fp16: the pass over keys runs in Triton's interpreter."""
+@pytest.mark.parametrize("pv", ["exact", "fp8"])
+def test_prefill_int8(card, rules, page_size, head_dim, pv):
+    """fp16: the passes over keys and values run in Triton's interpreter."""
     call = make(
         [230, 65, 0, 17], [60, 65, 0, 1], page_size=page_size, heads=(6, 1), head_dim=head_dim, dtype=torch.float16, qk="int8",
-        **rules,
+        pv=pv, **rules,
     )  # fmt: skip
     check_prefill(call)
-    assert card.launched == ["prefill_sm90_kernel"]
+    assert card.launched == ["prefill_sm90_kernel" if pv == "exact" else "prefill_fp8_sm90_kernel"]
 
 
-def test_prefill_with_nan_in_later_tokens(card):
-    call = make([230, 65], [60, 65], page_size=880, heads=(6, 1), head_dim=256, dtype=torch.bfloat16)
-    clean, clean_lse = prefill_attention(**call, backend="triton", return_lse=True)
+@pytest.mark.parametrize("modes", [{}, {"qk": "int8", "pv": "fp8"}], ids=str)
+def test_prefill_with_nan_in_later_tokens(card, modes):
+    """int8 takes the mean of all keys, so only V has one there; its scales count what is not finite as 0."""
+    call = make([230, 65], [60, 65], page_size=880, heads=(6, 1), head_dim=256, dtype=torch.float16, **modes)
     page, slot = call["block_table"][0, 0], 230 - 3
-    for name in ("k_cache", "v_cache"):
-        call[name][page, slot] = float("nan")
-    out, lse = prefill_attention(**call, backend="triton", return_lse=True)
+    results = []
+    for value in (0.0, float("nan")):
+        for name in ("v_cache",) if modes else ("k_cache", "v_cache"):
+            call[name][page, slot] = value
+        results.append(prefill_attention(**call, backend="triton", return_lse=True))
+    (clean, clean_lse), (out, lse) = results
     assert torch.isnan(out[57:60]).all()
     for got, expected in ((out, clean), (lse, clean_lse)):
         assert same_bits(got[:57], expected[:57])

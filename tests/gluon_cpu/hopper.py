@@ -11,7 +11,7 @@ import torch
 
 from bigpool import formats
 from bigpool._device import device_props
-from bigpool.kernels import merge_sm90, prefill_sm90, verify_sm90, verify_ws_sm90
+from bigpool.kernels import merge_sm90, prefill_fp8_sm90, prefill_sm90, verify_sm90, verify_ws_sm90
 from bigpool.ops import _prefill_launch, _prefill_sm90, _verify_launch, _verify_sm90
 from bigpool.proof.cases import hopper as cases
 from bigpool.tuning import DeviceProps
@@ -24,6 +24,7 @@ KERNELS = (
     (verify_ws_sm90, "verify_partial_ws_sm90_kernel"),
     (merge_sm90, "verify_merge_sm90_kernel"),
     (prefill_sm90, "prefill_sm90_kernel"),
+    (prefill_fp8_sm90, "prefill_fp8_sm90_kernel"),
 )
 
 

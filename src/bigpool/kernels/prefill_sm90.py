@@ -262,6 +262,33 @@ def _tile_of(pos, CFG: gl.constexpr):
 
 
 @gluon.jit
+def _tiles_of_rows(req, row0, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len, CFG: gl.constexpr):
+    """(first query token, q_len, seq_len) of a request, and of 128 rows from row0 on the first tile, the tiles from full_begin to
+    full_end that all of them see whole, and the tile after the last."""
+    q_start = gl.load(cu_seqlens_q_ptr + req)
+    seq_len = gl.load(seq_lens_ptr + req)
+    q_len = gl.where(seq_len < 0, 0, gl.load(cu_seqlens_q_ptr + req + 1) - q_start)
+    seq_len = gl.maximum(gl.minimum(seq_len, max_seq_len), 0)
+    first_pos = seq_len - q_len + row0 // CFG.group
+    last_pos = seq_len - q_len + gl.minimum((row0 + 127) // CFG.group, q_len - 1)
+    kv_end = seq_len
+    clear_end = seq_len
+    if CFG.causal:
+        kv_end = gl.maximum(last_pos + 1, 0)
+        clear_end = gl.maximum(first_pos + 1, 0)
+    end = _tiles_before(kv_end, CFG)
+    begin = 0
+    full_begin = 0
+    if CFG.window:
+        begin = gl.minimum(_tile_of(gl.maximum(gl.maximum(first_pos, 0) - (CFG.window - 1), 0), CFG), end)
+        full_begin = _tiles_before(gl.maximum(gl.maximum(last_pos, 0) - (CFG.window - 1), 0), CFG)
+    full_end = _tile_of(clear_end, CFG)
+    if row0 // CFG.group >= q_len:
+        end = begin
+    return q_start, q_len, seq_len, begin, full_begin, full_end, end
+
+
+@gluon.jit
 def _first_scratch_row(req, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len):
     """The scratch row, int64 as `req` is, of a request's first key: the keys of the requests before that have query tokens."""
     offs = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
@@ -290,26 +317,9 @@ def prefill_sm90_kernel(
     req = gl.program_id(2).to(gl.int64)
     kv_head = gl.program_id(1)
     row0 = (gl.num_programs(0) - 1 - gl.program_id(0)) * 128
-    q_start = gl.load(cu_seqlens_q_ptr + req)
-    seq_len = gl.load(seq_lens_ptr + req)
-    q_len = gl.where(seq_len < 0, 0, gl.load(cu_seqlens_q_ptr + req + 1) - q_start)
-    seq_len = gl.maximum(gl.minimum(seq_len, max_seq_len), 0)
-    first_pos = seq_len - q_len + row0 // CFG.group
-    last_pos = seq_len - q_len + gl.minimum((row0 + 127) // CFG.group, q_len - 1)
-    kv_end = seq_len
-    clear_end = seq_len
-    if CFG.causal:
-        kv_end = gl.maximum(last_pos + 1, 0)
-        clear_end = gl.maximum(first_pos + 1, 0)
-    end = _tiles_before(kv_end, CFG)
-    begin = 0
-    full_begin = 0
-    if CFG.window:
-        begin = gl.minimum(_tile_of(gl.maximum(gl.maximum(first_pos, 0) - (CFG.window - 1), 0), CFG), end)
-        full_begin = _tiles_before(gl.maximum(gl.maximum(last_pos, 0) - (CFG.window - 1), 0), CFG)
-    full_end = _tile_of(clear_end, CFG)
-    if row0 // CFG.group >= q_len:
-        end = begin
+    q_start, q_len, seq_len, begin, full_begin, full_end, end = _tiles_of_rows(
+        req, row0, seq_lens_ptr, cu_seqlens_q_ptr, max_seq_len, CFG
+    )
     table_row_ptr = block_table_ptr + req * stride_table_req
 
     num_kv_heads = gl.num_programs(1)

@@ -52,10 +52,12 @@ def prefill_max_values_kernel(
 def prefill_quantise_values_kernel(
     v_ptr, maxima_ptr, scales_ptr, codes_ptr, block_table_ptr, seq_lens_ptr, cu_seqlens_q_ptr,
     num_pages, max_seq_len, max_keys, stride_v_page, stride_v_slot, stride_v_head, stride_table_req,
-    SHARES: tl.constexpr, CFG: tl.constexpr,
+    SHARES: tl.constexpr, CFG: tl.constexpr, OPERAND_ORDER: tl.constexpr = False,
 ):  # fmt: skip
     """Grid (num_reqs, programs, num_kv_heads): codes [max_tiles, num_kv_heads, HEAD_DIM, TILE], scales [num_reqs, num_kv_heads,
-    HEAD_DIM]. What is not finite becomes the NaN code. A request that does not fit writes nothing.
+    HEAD_DIM]. What is not finite becomes the NaN code. A request that does not fit writes nothing. OPERAND_ORDER: key
+    16 i + 8 h + 2 t + e of a tile at 16 i + 4 t + 2 h + e, where the first operand of a product of fp8 has what a thread
+    holds of scores.
     """
     HEAD_DIM: tl.constexpr = CFG.head_dim
     TILE: tl.constexpr = CFG.tile
@@ -68,6 +70,9 @@ def prefill_quantise_values_kernel(
         return
     low, visits, sink_tiles, gap = seen_tiles(q_len, seq_len, CFG)
     offs_n, offs_s, offs_d = tl.arange(0, TILE), tl.arange(0, SHARES), tl.arange(0, CFG.head_dim_pad)
+    place = offs_n
+    if OPERAND_ORDER:
+        place = (offs_n & -15) | ((offs_n & 6) << 1) | ((offs_n & 8) >> 2)
     mask_d = offs_d < HEAD_DIM
     maxima_head_ptr = maxima_ptr + (req * SHARES * num_kv_heads + kv_head) * HEAD_DIM
     maxima_ptrs = maxima_head_ptr + offs_s[:, None] * (num_kv_heads * HEAD_DIM) + offs_d[None, :]
@@ -88,4 +93,4 @@ def prefill_quantise_values_kernel(
         v = load_rows(v_ptrs, mask_row, HEAD_DIM, CFG.head_dim_pad).to(tl.float32)
         codes = encode_fp8(tl.where(_is_finite(v), tl.div_rn(v, tl.broadcast_to(scale[None, :], v.shape)), float("nan")), "e4m3")
         codes_tile_ptr = codes_ptr + ((first_tile + tile) * num_kv_heads + kv_head) * (HEAD_DIM * TILE)
-        tl.store(codes_tile_ptr + offs_d[None, :] * TILE + offs_n[:, None], codes, mask=mask_d[None, :] & (offs_n >= 0)[:, None])
+        tl.store(codes_tile_ptr + offs_d[None, :] * TILE + place[:, None], codes, mask=mask_d[None, :] & (offs_n >= 0)[:, None])

@@ -103,13 +103,13 @@ def run(call: Call, kernels: Any = None) -> None:
     if kv_format.rotates_k:
         q = _verify_sm90.rotate_queries(call.q) if call.q.is_cuda else formats.rotate(call.q)
         call = replace(call, q=q.to(call.q.dtype))
+    hopper_shape = _prefill_sm90.shape_of(props, call) if is_ours and kv_format.name not in KERNEL_FORMATS else None
     if call.qk == "int8":
         _quantise_keys(kernels, props, call)
     elif call.qk == "kept":
         _keep_keys(kernels, props, call)
     if call.pv == "fp8":
-        _quantise_values(kernels, props, call)
-    hopper_shape = _prefill_sm90.shape_of(props, call) if is_ours and kv_format.name not in KERNEL_FORMATS else None
+        _quantise_values(kernels, props, call, {} if hopper_shape is None else {"OPERAND_ORDER": True})
     if hopper_shape is not None:
         _prefill_sm90.launch(call, hopper_shape)
         return
@@ -199,7 +199,7 @@ def _keep_keys(kernels: Any, props: DeviceProps, call: Call) -> None:
     )  # fmt: skip
 
 
-def _quantise_values(kernels: Any, props: DeviceProps, call: Call) -> None:
+def _quantise_values(kernels: Any, props: DeviceProps, call: Call, order: dict[str, bool]) -> None:
     """Codes and scales of all values that a query token sees, in two launches."""
     v, passes, num_kv_heads = call.v_pages, pick_key_passes(props, call.pv), call.k_pages.shape[2]
     shape, num_reqs = _shape_of_pass(call, passes.tile), len(call.block_table)
@@ -210,7 +210,7 @@ def _quantise_values(kernels: Any, props: DeviceProps, call: Call) -> None:
     )
     kernels.prefill_quantise_values_kernel[(num_reqs, passes.programs, num_kv_heads)](
         v, call.sums, call.value_scales, call.value_codes, *call.lengths, *numbers, call.max_keys, *strides,
-        SHARES=passes.shares, CFG=shape, num_warps=passes.num_warps,
+        SHARES=passes.shares, CFG=shape, **order, num_warps=passes.num_warps,
     )  # fmt: skip
 
 

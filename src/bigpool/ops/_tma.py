@@ -30,3 +30,14 @@ def tma_descriptor(pages: torch.Tensor, slots: int, *, whole_rows: bool, padding
     page, slot, head = (stride if size > 1 else width for stride, size in zip(pages.stride()[:3], pages.shape[:3], strict=True))
     box = [1, 1, cols // width if whole_rows else 1, slots, width]
     return TensorDescriptor(pages, sizes, [page, head, width, slot, 1], box, layout, padding)
+
+
+def tile_descriptor(tiles: torch.Tensor) -> Any:
+    """A descriptor of contiguous tiles [num_tiles, num_kv_heads, rows, columns] for boxes of one tile of one head."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    rows, cols = tiles.shape[2:]
+    itemsize = tiles.element_size()
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=cols * itemsize, element_bitwidth=8 * itemsize, rank=4)
+    return TensorDescriptor(tiles, list(tiles.shape), list(tiles.stride()), [1, 1, rows, cols], layout)

@@ -31,7 +31,7 @@ class OnHopper(Case):
 
     def modes(self, **others: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Those of prefill attention that have a Hopper kernel."""
-        return prefill.MODES
+        return {**prefill.MODES, "fp8": {"qk": "int8", "pv": "fp8"}}
 
 
 class FarTables(OnHopper):
@@ -82,7 +82,7 @@ class PrefillContext(OnHopper, prefill.FarContext):
     name = "hopper-prefill-far-context"
 
     def modes(self, **others: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        return {name: others[name] for name in prefill.MODES}
+        return {**others, "fp8": {**others["int8"], **others["fp8"]}}
 
 
 CASES = [

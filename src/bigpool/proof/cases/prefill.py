@@ -27,7 +27,7 @@ def summable(k: torch.Tensor) -> torch.Tensor:
     return (k.float() * 32).round().div(32).to(k.dtype)
 
 
-def with_modes(ctx: Context, calls: Sequence[Call], modes: Mapping[str, Mapping[str, Any]] = MODES) -> list[Call]:
+def with_modes(ctx: Context, calls: Sequence[Call], modes: Mapping[str, Mapping[str, Any]]) -> list[Call]:
     """Every call in every mode that the device has."""
     props = device_props(torch.device(ctx.device))
     has_fp8 = props.interpreted or props.sm >= OLDEST_FP8
@@ -86,10 +86,13 @@ class PrefillCase(VerifyCase):
         self.on_gpu = tuple(on_gpu)
         self.rules = dict(rules or {})
 
+    def modes(self) -> Mapping[str, Mapping[str, Any]]:
+        return MODES
+
     def build(self, ctx: Context) -> list[Call]:
         if self.on_gpu and not ctx.interpreted:
             self.batches = self.on_gpu
-        return with_modes(ctx, super().build(ctx))
+        return with_modes(ctx, super().build(ctx), self.modes())
 
     def _contents(self, ctx: Context, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = super()._contents(ctx, pages)
