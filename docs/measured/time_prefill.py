@@ -1,7 +1,8 @@
 """Times prefill attention on one GPU beside FlashAttention 3 (as vLLM ships it, if it can be imported), and prints a table.
 
 `python docs/measured/time_prefill.py`. Rates count the operations of exact causal attention; int8 and fp8 (int8 scores, fp8
-weights) are timed with their passes over keys and values. Each result is held to float32 on some query tokens before it is timed. Medians of rounds in which all take turns.
+weights) are timed with their passes over keys and values. Each result is held to float32 on some query tokens before it is
+timed. Medians of rounds in which all take turns.
 """
 
 import statistics
