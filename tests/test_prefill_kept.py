@@ -77,8 +77,15 @@ def test_a_request_in_chunks(page_size, kv_layout):
     assert (~ours.scales.isnan()).sum() == (201 - EXACT_KEYS) * 2
 
 
-@pytest.mark.parametrize("tiles", [None, (16, 16), (16, 32)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32] + ([torch.bfloat16] if DEVICE == "cuda" else []))
+@pytest.mark.parametrize(
+    ("dtype", "tiles"),
+    [
+        *((dtype, None) for dtype in (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE == "cuda" else []))),
+        (torch.float16, (16, 16)),
+        (torch.float32, (16, 32)),
+    ],
+    ids=str,
+)
 def test_bits_do_not_depend_on_chunks(dtype, tiles, monkeypatch):
     if tiles is not None:
         if DEVICE == "cuda":

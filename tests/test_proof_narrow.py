@@ -103,10 +103,9 @@ def test_wide_types_that_are_not_cut_are_listed() -> None:
 def test_the_kernels_of_this_package_can_be_narrowed_to_nothing() -> None:
     modules = kernel_modules()
     assert f"{bigpool.__name__}.kernels._paging" in modules
-    # Gluon's own 64-bit casts are not cut: no interpreter runs its kernels, and no case of the proof does.
-    sources = [source for path in modules.values() if "gluon" not in (source := path.read_text())]
-    assert len(sources) == len(modules) - 7, "a new Gluon file: say in docs/prove-your-kernel.md that it is not cut"
+    sources = [path.read_text() for path in modules.values()]
     assert sum(len(list_widenings(source)) for source in sources) > 0
     for source in sources:
-        assert uncut(source) == []
+        # Of Gluon, barriers are of that type.
+        assert [line for _, line in uncut(source) if "MBarrierLayout" not in line] == []
         assert "int64)" not in "".join(line for line in narrow(source).splitlines() if not line.lstrip().startswith(('"', "#")))

@@ -390,7 +390,7 @@ def test_an_interrupt_leaves_the_old_file_and_nothing_else(
 
 
 def test_a_terminal_gets_a_bar_and_no_color_is_kept() -> None:
-    arguments = ["--device", "cpu", "--shapes", ONE_SPLIT.name, "--format", "fp16", "--repeats", "8"]
+    arguments = ["--device", "cpu", "--shapes", "b1-q1-kv16-p16-h1/1-d16", "--format", "fp16", "--repeats", "8"]
     shown = on_a_terminal("tune", "verify", *arguments, columns=200, NO_COLOR="1")
     assert "0 of 1 entries beat the rule" in shown or "1 of 1 entries beat the rule" in shown
     assert "━" in shown, "no bar"

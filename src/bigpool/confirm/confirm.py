@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from bigpool.confirm.record import Recorder, Snapshot
 from bigpool.proof.isolate import PRELOAD, Exit, Session
 
 SECONDS = 300.0
+MAX_ABREAST = 8
 # Launches of one kernel that are tried for a finding.
 MAX_LAUNCHES = 3
 GUARDS = ("unmapped", "mapped")
@@ -48,6 +50,7 @@ class Confirmer:
     device: str = "cpu"
     say: Say = quiet
     reproductions: dict[str, Reproduction] = field(default_factory=dict)
+    _plans: dict[tuple[int, int], tuple[Path, Path, Exit]] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _serial: int = 0
 
@@ -68,11 +71,13 @@ class Confirmer:
     def confirm(self, report: Report, found: Recorder) -> list[Confirmation]:
         """One for each finding that is no note."""
         faults = [finding for finding in report.findings if finding.severity is not Severity.NOTE]
+        launches = [self._launches(finding, found) for finding in faults]
+        self._plan([(finding, snapshots[0]) for finding, snapshots in zip(faults, launches, strict=True) if snapshots])
         made = []
-        for at, finding in enumerate(faults, 1):
+        for at, (finding, snapshots) in enumerate(zip(faults, launches, strict=True), 1):
             span = finding.primary.span
             self.say(f"confirming {at} of {len(faults)}: {finding.rule} at {Path(span.file).name}:{span.line}")
-            made.append(self.one(report.fingerprint(finding), finding, self._launches(finding, found)))
+            made.append(self.one(report.fingerprint(finding), finding, snapshots))
         return made
 
     def _launches(self, finding: Finding, found: Recorder) -> list[Snapshot]:
@@ -103,23 +108,9 @@ class Confirmer:
             return self._unable(id, snapshot.missing)
         if finding.wall is None:
             return self._unable(id, "the finding has no wall: it is about a type or a comment, not about a size")
-        snapshot_file = self._file("snapshot", snapshot)
-        plan_file = snapshot_file.with_name(f"plan-{self._serial}")
-        span = finding.primary.span
-        ended = self._wait(
-            self.host,
-            [
-                {
-                    "task": "plan",
-                    "device": self.device,
-                    "snapshot": str(snapshot_file),
-                    "plan": str(plan_file),
-                    "span": (str(Path(span.file).resolve()), span.line, span.col, span.end_col),
-                    "last_line": span.end_line,
-                    "variable": finding.wall.base[0] if finding.wall.base else finding.wall.variable,
-                }
-            ],
-        )[0]
+        if self._key(finding, snapshot) not in self._plans:
+            self._plan([(finding, snapshot)])
+        snapshot_file, plan_file, ended = self._plans[self._key(finding, snapshot)]
         if ended.outcome != "done" or ended.result["outcome"] != "ok":
             return self._unable(id, ended.result.get("detail") or f"the plan ended by {ended.detail}")
         with plan_file.open("rb") as file:
@@ -138,6 +129,36 @@ class Confirmer:
             self.reproductions[id] = Reproduction(snapshot, plan, snapshot_file, plan_file, reference)
         wall = finding.wall.base or (finding.wall.variable, finding.wall.value)
         return judge(made, wall[1] if wall[0] == plan.knob.variable else None)
+
+    @staticmethod
+    def _key(finding: Finding, snapshot: Snapshot) -> tuple[int, int]:
+        return id(finding), id(snapshot)
+
+    def _plan(self, wanted: Sequence[tuple[Finding, Snapshot]]) -> None:
+        """Plans reproductions side by side, those that can be planned at all."""
+        jobs, files = [], []
+        chosen = [(finding, snapshot) for finding, snapshot in wanted if finding.wall is not None and not snapshot.missing]
+        for finding, snapshot in chosen:
+            assert finding.wall is not None
+            snapshot_file = self._file("snapshot", snapshot)
+            plan_file = snapshot_file.with_name(f"plan-{self._serial}")
+            files.append((snapshot_file, plan_file))
+            span = finding.primary.span
+            jobs.append(
+                {
+                    "task": "plan",
+                    "device": self.device,
+                    "snapshot": str(snapshot_file),
+                    "plan": str(plan_file),
+                    "span": (str(Path(span.file).resolve()), span.line, span.col, span.end_col),
+                    "last_line": span.end_line,
+                    "variable": finding.wall.base[0] if finding.wall.base else finding.wall.variable,
+                }
+            )
+        if len(jobs) > 1:
+            self.say(f"planning {len(jobs)} reproductions")
+        for (finding, snapshot), pair, ended in zip(chosen, files, self._wait(self.host, jobs), strict=True):
+            self._plans[self._key(finding, snapshot)] = (*pair, ended)
 
     def runs(
         self,
@@ -195,11 +216,12 @@ class Confirmer:
         return target
 
     def _wait(self, session: Session, jobs: Sequence[Mapping[str, Any]], frames: Sequence[str] = ()) -> list[Exit]:
-        """Runs jobs, two at a time on a CPU, and gives their exits in order."""
+        """Runs jobs, a few at a time, and gives their exits in order."""
         ids: dict[str, int] = {}
         ended: dict[int, Exit] = {}
         waiting = list(enumerate(jobs))
-        abreast = 2 if session.interpreted else 1
+        cores = len(os.sched_getaffinity(0))
+        abreast = max(2, min(cores // 2, MAX_ABREAST)) if session.interpreted else min(cores, MAX_ABREAST)
         while len(ended) < len(jobs):
             while waiting and len(ids) - len(ended) < abreast:
                 at, job = waiting.pop(0)
