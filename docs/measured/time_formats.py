@@ -99,4 +99,5 @@ def main():
     Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
