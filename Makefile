@@ -31,10 +31,10 @@ test-gpu: $(VENV)/.dev-installed  ## run the tests that need a GPU, JOBS at a ti
 	"$(VENV)/bin/python" -m pytest -n $(JOBS) -m gpu $(patsubst %,--ignore=%,$(ALONE)) $(ARGS)
 	"$(VENV)/bin/python" -m pytest -n 0 -m gpu $(ALONE) $(ARGS)
 
-nightly: $(VENV)/.dev-installed  ## every launch for every card, compiled; thousands of random calls; Hopper's warps in many orders
-	BIGPOOL_COMPILE_ALL=1 BIGPOOL_RANDOM_EXAMPLES=3000 BIGPOOL_SEEDS=12 "$(VENV)/bin/python" -m pytest -n $(JOBS) \
+nightly: $(VENV)/.dev-installed  ## every launch for every card, compiled; thousands of random calls; Hopper's warps in many orders; every mutant
+	BIGPOOL_COMPILE_ALL=1 BIGPOOL_RANDOM_EXAMPLES=3000 BIGPOOL_SEEDS=12 BIGPOOL_MUTANTS=all "$(VENV)/bin/python" -m pytest -n $(JOBS) \
 		tests/test_compile_targets.py tests/test_compile_targets_prefill.py tests/test_verify_random.py tests/test_prefill_random.py \
-		tests/test_sm90_cpu.py $(ARGS)
+		tests/test_sm90_cpu.py tests/test_mutations.py $(ARGS)
 
 test-oldest: build/constraints-oldest.txt  ## the same tests with the oldest supported Triton
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=$<

@@ -37,7 +37,7 @@ def verify(call, **options):
     return verify_attention(**call, backend="triton", return_lse=True, **options)
 
 
-@pytest.mark.parametrize(("kv_format", "scales"), FORMATS)
+@pytest.mark.parametrize(("kv_format", "scales"), CHOSEN)
 @pytest.mark.parametrize(("page_size", "q_len"), [(880, 3), (880, 9), (880, 16), (16, 3), (32, 16)])
 def test_verify_formats_pages_and_rows(card, kv_format, scales, page_size, q_len):
     call = batch(kv_format, scales, page_size=page_size, q_lens=[q_len, 2, 1, 0])
