@@ -147,6 +147,59 @@ def kernel(x_ptr, lse_ptr, tokens, heads, D: tl.constexpr):
         "medium",
         "another address multiplies the same product further",
     ),
+    (
+        "the_weight_of_a_row_beside_the_row",
+        """
+def kernel(weight_ptr, x_ptr, stride_w, stride_x, stride_xk, K, n_cols, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0)
+    k = tl.arange(0, BLOCK_K)
+    cols = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + token * stride_w + k, mask=k < K)
+    wide = token.to(tl.int64)
+    tl.store(x_ptr + wide * stride_x + k[:, None] * stride_xk + cols[None, :], weight[:, None], mask=cols[None, :] < n_cols)
+""",
+        "medium",
+        "another address has the same axes and one more",
+    ),
+    (
+        "groups_of_columns_beside_the_columns",
+        """
+def kernel(group_ptr, x_ptr, stride_g, stride_x, n_cols, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.load(group_ptr + row * stride_g + cols // SIZE, mask=cols < n_cols)
+    tl.store(x_ptr + row.to(tl.int64) * stride_x + cols, group, mask=cols < n_cols)
+""",
+        "medium",
+        "another address has the same axes and one more",
+    ),
+    (
+        "a_row_beside_a_row_of_other_lanes",
+        """
+def kernel(x_ptr, y_ptr, stride_x, stride_y, n, m, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    others = tl.arange(0, BLOCK)
+    value = tl.load(x_ptr + row * stride_x + cols, mask=cols < n)
+    tl.store(y_ptr + row.to(tl.int64) * stride_y + others, value, mask=others < m)
+""",
+        "high",
+        "",
+    ),
+    (
+        "a_row_beside_a_few_of_its_rows",
+        """
+def kernel(x_ptr, y_ptr, stride_x, stride_y, stride_yk, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    few = tl.arange(0, 16)
+    value = tl.load(x_ptr + row * stride_x + cols, mask=cols < n)
+    spread = row.to(tl.int64) * stride_y + few[:, None] * stride_yk + cols[None, :]
+    tl.store(y_ptr + spread, value[None, :], mask=cols[None, :] < n)
+""",
+        "high",
+        "",
+    ),
 ]
 
 

@@ -23,6 +23,8 @@ FEW, SHORT_ROW = 2**14, 64
 # Fewer elements for each program than this is no tile.
 SMALL_TILE = 32
 ADDRESSES = ("address", "atomic", "base")
+UNKNOWN_ITEM_BYTES = 2
+AXES = (Origin.PROGRAM_ID, Origin.ARANGE, Origin.LOOP, Origin.LOAD)
 PARTS = ("floordiv", "mod", "shr", "and")
 # What a count of pieces is called: each piece stands for a tile of something larger.
 PIECES = re.compile(r"(num|n)_?(block|tile|split|chunk|part|partial|segment)s?$|partial|local_(max|arg|sum)", re.I)
@@ -38,6 +40,11 @@ class Doubts:
         self.pieces, self.inner = program.pieces, program.inner
         self.lanes = set(_bounded_lanes(program))
         self.shared = {axis for var in _variables(program) for axis in self._shared(var)}
+        self.axes = {
+            axes: sink.item_bytes or UNKNOWN_ITEM_BYTES
+            for sink in program.sinks
+            if sink.kind in ADDRESSES and (axes := self._axes_of(sink.terms))
+        }
         self.terms = {
             (mono, coefficient, sink.item_bytes)
             for sink in program.sinks
@@ -68,6 +75,8 @@ class Doubts:
             return "the index is only a part of the grid: a quotient or a remainder"
         if self._scaled(mono, coefficient):
             return "another address multiplies the same product further: its tensor would be beyond memory first"
+        if self._within(self._axes_of(terms)):
+            return "another address has the same axes and one more: its tensor would be beyond memory first"
         if any(node.var.name in self.pieces or PIECES.search(node.var.name) for node in shape.arguments if node.var is not None):
             return "a row has one entry for each block of a larger tensor, which would be beyond memory first"
         if len(shape.arguments) == 1 and not self._row_seen(shape.arguments[0], terms):
@@ -165,6 +174,41 @@ class Doubts:
                 size *= high if low == high else USUAL_ROW if kind == "argument" else USUAL_CONSTEXPR
             if 2**31 * size * (item_bytes or 2) > self.max_memory:
                 return True
+        return False
+
+    def _axes_of(self, terms: Iterable[Node]) -> frozenset[tuple[Node, bool]]:
+        """What an address is indexed by, each with whether it is divided first: ids, lanes, loops, loaded values."""
+        found: dict[Node, bool] = {}
+        stack = [(term, False) for term in terms]
+        seen = set()
+        while stack:
+            node, divided = stack.pop()
+            if (node.uid, divided) in seen:
+                continue
+            seen.add((node.uid, divided))
+            if node.var is not None and node.var.origin in AXES:
+                found[node] = found.get(node, True) and divided
+            if node.op in ("floordiv", "shr"):
+                stack.append((node.args[0], True))
+            elif node.op != "cmp":
+                stack += [(arg, divided) for arg in node.args]
+        return frozenset(found.items())
+
+    def _within(self, axes: frozenset[tuple[Node, bool]]) -> bool:
+        """Whether another address has all these axes, and lanes that run along one more, or undivided along one of these."""
+        nodes = {node for node, _ in axes}
+        for others, item_bytes in self.axes.items():
+            if others == axes or not nodes <= {node for node, _ in others}:
+                continue
+            if any(divided and (node, False) not in axes for node, divided in others):
+                continue
+            for node, divided in others - axes:
+                if node.var is None or divided or (node not in nodes and node.var.origin is not Origin.ARANGE):
+                    continue
+                high = node.var.high if node not in nodes else None
+                size = high.value if high is not None and high.op == "const" else USUAL_CONSTEXPR
+                if 2**31 * size * item_bytes > self.max_memory:
+                    return True
         return False
 
     def _along(self, mono: Mono, coefficient: int) -> bool:

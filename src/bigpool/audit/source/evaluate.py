@@ -174,7 +174,7 @@ def operate(frame: Frame, op: str, left: Value, right: Value, node: ast.AST) -> 
                 if term is None:
                     return Float() if isinstance(other, Float) and not pointer.decided else pointer
                 return pointer.add(term, span)
-    if op == "sub" and isinstance(left, Pointer) and left.decided:
+    if op == "sub" and isinstance(left, Pointer) and (left.decided or (left.terms and not isinstance(right, Pointer))):
         term = as_node(right, span)
         return left if term is None else left.add(unary("neg", term, span), span)
     if isinstance(left, Float) or isinstance(right, Float):
